@@ -218,6 +218,10 @@ SECTIONS = [
         ("cifar10", lambda: data_set("cifar10", *CIFAR), "--data cifar10",
          "./lockstep data cifar10"),
     ]),
+    ("Grading", [
+        ("bubblewrap", lambda: version_of("bwrap", "--version"),
+         "the sandbox of grade; without it namespaces of the kernel", apt("bubblewrap")),
+    ]),
     ("Python", [
         ("python3", lambda: platform.python_version(), "", apt("python3")),
         ("torch", lambda: python_module("torch"), "PyTorch's figures beside ours in bench",

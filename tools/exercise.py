@@ -15,14 +15,14 @@ from pathlib import Path
 import build_programs
 from child_processes import signals_held
 from command_line import Parser, complain, run_command
-from coursework import CourseworkError, SOLUTIONS, labs, solutions, tasks as table, teacher, tree
+from coursework import CourseworkError, SOLUTIONS, labs, services, solutions, tasks as table, teacher, tree
 from coursework.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parent.parent
 # What an assistant may do for a student, under the name that such programs look for.
 ASSISTANT_PAGE = ("tools/coursework/assistant_page.md", "AGENTS.md")
 # Files that know the solutions or answers, and that page under its name in the teacher's tree.
-LEFT_OUT = (teacher.WRONG, "tests/coursework/test_", teacher.ANSWERS, ASSISTANT_PAGE[0])
+LEFT_OUT = (teacher.WRONG, "tests/coursework/hidden/", "tests/coursework/test_", teacher.ANSWERS, ASSISTANT_PAGE[0])
 
 
 def say(text):
@@ -71,9 +71,8 @@ def write_tree(root, files, tasks, target, assistant_page=True):
 
 
 @contextmanager
-def new_folder(root, target):
+def new_folder(target):
     """A folder beside the target, which gets the target's name at the end: it is whole or not there."""
-    check_target(target, root)
     beside = None
     try:
         with signals_held():  # one between the folder and its name would leave the folder
@@ -86,27 +85,37 @@ def new_folder(root, target):
             shutil.rmtree(beside, ignore_errors=True)
 
 
-def exercise(root, target, workshop, say, assistant_page=True):
-    """Writes the student's tree."""
+def exercise(root, target, workshop, say, assistant_page=True, extra=None):
+    """Writes a student's tree; `extra` are texts that come into it by their paths."""
     target = Path(os.path.abspath(target))
     check_target(target, root)
-    tasks = table.load_tasks(root)
-    table.check_markers(tasks, tree.read_sources(root))
-    files = choose_files(root, say)
-    with new_folder(root, target) as beside:
-        with workshop.locked(say):
-            workshop.fill({path: root / path for path in files})
-            solutions.make_solutions(workshop, tasks, beside, say)
-        write_tree(root, files, tasks, beside, assistant_page)
-        solutions.write_manifest(beside)
+    tasks = make_tree(root, target, workshop, say, assistant_page, extra)
     minutes = sum(task.minutes for task in tasks)
     say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
         f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
 
 
+def make_tree(root, target, workshop, say, assistant_page=True, extra=None):
+    """Returns the tasks."""
+    tasks = table.load_tasks(root)
+    table.check_markers(tasks, tree.read_sources(root))
+    files = choose_files(root, say)
+    with new_folder(target) as beside:
+        with workshop.locked(say):
+            workshop.fill({path: root / path for path in files})
+            solutions.make_solutions(workshop, tasks, beside, say)
+        write_tree(root, files, tasks, beside, assistant_page)
+        for path, text in (extra or {}).items():
+            (beside / path).parent.mkdir(parents=True, exist_ok=True)
+            (beside / path).write_text(text)
+        solutions.write_manifest(beside)
+    return tasks
+
+
 def write_for_teacher(root, target, say):
     target = Path(os.path.abspath(target))
-    with new_folder(root, target) as beside:
+    check_target(target, root)
+    with new_folder(target) as beside:
         teacher.write(root, beside, LEFT_OUT)
     say(f"{target}: answers to the exercises, and tasks.md with each task's cases and common mistakes; "
         "students' trees have none of it")
@@ -142,6 +151,9 @@ def parser_of(root):
     parser.add_argument("--mine", action="store_true",
                         help="with --lab NAME in a student's tree: run the student's own functions only, "
                              "without the prebuilt solutions of what is open")
+    parser.add_argument("--for", dest="service", choices=("github", "gradescope"), metavar="SERVICE",
+                        help="github: DIR also gets a workflow for GitHub Classroom; gradescope: DIR is instead a "
+                             "new archive (.zip) for Gradescope, made of this repository")
     parser.add_argument("--without-assistant-page", dest="assistant_page", action="store_false",
                         help="leave out AGENTS.md, which tells assistants not to write the open bodies")
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
@@ -156,13 +168,18 @@ def main(argv, root=ROOT, programs=None):
     for option in ("predict", "mine"):
         if getattr(options, option) and not options.lab:
             parser.error(f"--{option} belongs to a lab: expected --lab NAME")
+    if options.service and not options.folder:
+        parser.error("--for belongs to a tree or an archive: expected DIR")
     try:
         if options.lab is not None:
             return show_lab(options, programs)
         if options.teacher:
             write_for_teacher(root, options.teacher, say)
+        elif options.service == "gradescope":
+            services.write_gradescope(root, options.folder, choose_files(root, say), say)
         else:
-            exercise(root, options.folder, Workshop(options.build.resolve()), say, options.assistant_page)
+            extra = {services.WORKFLOW: services.workflow()} if options.service == "github" else None
+            exercise(root, options.folder, Workshop(options.build.resolve()), say, options.assistant_page, extra)
     except build_programs.Failed as failed:
         complain("lockstep", failed)
         return 1

@@ -66,12 +66,14 @@ def environment():
     return {**os.environ, "NINJA_STATUS": "[%f/%t] "}
 
 
-def run_ninja(folder, targets, how_far=lambda text, share: None, steps=None, keep_going=False, jobs=CORES):
+def run_ninja(folder, targets, how_far=lambda text, share: None, steps=None, keep_going=False, jobs=CORES,
+              wrapped=lambda words: words):
     """Builds the targets; returns ninja's status and all that it wrote. `how_far` is called at every
-    step's end, as Progress.step() wants it. With `keep_going` a failed step does not end the others."""
+    step's end, as Progress.step() wants it. With `keep_going` a failed step does not end the others.
+    `wrapped` puts its command into another one."""
     steps, done, lines = steps or Steps(folder, targets), 0.0, []
     options = ["-j", jobs, *(("-k", "0") if keep_going else ())]
-    with started(["ninja", "-C", folder, *options, *targets], stdout=subprocess.PIPE,
+    with started(wrapped(["ninja", "-C", folder, *options, *targets]), stdout=subprocess.PIPE,
                  stderr=subprocess.STDOUT, env=environment(), text=True,
                  errors="replace") as process, process.stdout as output:
         for line in output:
@@ -84,12 +86,12 @@ def run_ninja(folder, targets, how_far=lambda text, share: None, steps=None, kee
         return process.wait(), "".join(lines)
 
 
-def run_and_say(folder, targets, steps, say, what, keep_going=False):
+def run_and_say(folder, targets, steps, say, what, keep_going=False, wrapped=lambda words: words):
     """The same; now and then says how far it is."""
     progress = Progress(say)
     progress.expect({what: steps.work})
     with progress.shown(), progress.step(what) as how_far:
-        return run_ninja(folder, targets, how_far, steps, keep_going)
+        return run_ninja(folder, targets, how_far, steps, keep_going, wrapped=wrapped)
 
 
 def failure(output):

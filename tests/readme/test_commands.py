@@ -33,15 +33,16 @@ NOT_RUN = (
     ("another host", r"node7|--nnodes 2"),
     ("tests/tools runs it", r"\b(srun|sbatch)\b"),
     ("no torch", r"\btorchrun\b"),
-    ("tests/coursework runs it", r"lockstep (exercise|grade)\b"),
+    ("tests/coursework runs it", r"lockstep (exercise|grade|grade-class)\b"),
     ("tests/tools runs it", r"lockstep (calibrate|figures|format|lint|predict|show)\b|run_python_tests\.py"),
     ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
 PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests.py",
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
-                "grade": "grade.py", "gpu-check": "gpu-check", "format": "format.py", "lint": "lint.py",
-                "calibrate": "calibrate.py", "figures": "figures.py", "predict": "predict.py", "show": "step_page.py"}
+                "grade": "grade.py", "grade-class": "grade_class.py", "gpu-check": "gpu-check", "format": "format.py",
+                "lint": "lint.py", "calibrate": "calibrate.py", "figures": "figures.py", "predict": "predict.py",
+                "show": "step_page.py"}
 
 # Replaces a program: few steps on generated images, unless the command itself names generated ones;
 # then few steps of large networks.

@@ -1,26 +1,13 @@
 // Writes one JSON line when a test case starts and one when it ends, to the file named by
 // LOCKSTEP_TEST_LOG. `lockstep test` reads them: a case that started and never ended crashed.
 
-#if LOCKSTEP_CATCH2 >= 3
-#include <catch2/catch_test_case_info.hpp>
-#include <catch2/reporters/catch_reporter_event_listener.hpp>
-#include <catch2/reporters/catch_reporter_registrars.hpp>
-using ListenerBase = Catch::EventListenerBase;
-using AssertionAnswer = void;
-#else
-#define CATCH_CONFIG_EXTERNAL_INTERFACES
-#include <catch2/catch.hpp>
-using ListenerBase = Catch::TestEventListenerBase;
-using AssertionAnswer = bool;  // whether what INFO() said may be dropped
-#endif
-
-#include <fmt/format.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+
+#include "tests/support/listener.h"
 
 namespace lockstep::testing {
 namespace {
@@ -29,19 +16,6 @@ namespace {
 std::string& skip_reason() {
   static std::string reason;
   return reason;
-}
-
-/// Text as a string of JSON. Bytes that are not UTF-8 stay: a message may contain those of a
-/// damaged file, and the reader expects that. Every test links this, so it does without the JSON
-/// library.
-std::string in_json(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    result +=
-        static_cast<unsigned char>(c) < 0x20 ? fmt::format("\\u{:04x}", int(c)) : std::string(1, c);
-  }
-  return result + '"';
 }
 
 class JsonLines : public ListenerBase {

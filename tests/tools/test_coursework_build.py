@@ -11,7 +11,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
-from coursework import CourseworkError, solutions, tasks  # noqa: E402
+from coursework import CourseworkError, sandbox, solutions, tasks  # noqa: E402
 from coursework import workshop as workshop_module  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from coursework_support import Folder, ROW  # noqa: E402
@@ -75,6 +75,32 @@ class TestWorkshop(Folder):
         self.assertRegex(told[0], r"^compiling tasks 01\.1, 01\.2: 2 steps, about \d+ s(, longer .*)?$")
         self.assertEqual(0, shop.compile("plain", ["a.o", "b.o"], "tasks", told.append)[0])
         self.assertEqual(1, len(told), told)  # nothing to do, nothing to say
+
+    def test_in_a_sandbox_a_build_writes_to_its_folder_and_sees_solutions_only_where_no_student_is_compiled(self):
+        room = sandbox.find_sandbox()
+        if room.kind == sandbox.NONE:
+            self.skipTest("namespaces not permitted")
+        self.write("source/solutions/x", "secret")
+        self.write("source/a.cpp", "a")
+        self.write("asan/build.ninja", "rule cc\n  command = cat ../source/a.cpp ../source/solutions/x >$out 2>/dev/null; "
+                                       "touch ../source/b ../c 2>/dev/null || true\nbuild a.o: cc\nbuild b.o: cc\n")
+        shop = Workshop(self.root, room)
+        self.assertEqual(0, shop.compile("asan", ["a.o"], "x", lambda text: None, secret=True)[0])
+        self.assertEqual(0, shop.compile("asan", ["b.o"], "x", lambda text: None)[0])
+        self.assertEqual(("a", "asecret"), tuple((self.root / "asan" / name).read_text() for name in ("a.o", "b.o")))
+        self.assertEqual(["asan", "source"], sorted(path.name for path in self.root.iterdir()))
+        self.assertFalse((self.root / "source/b").exists())
+
+    def test_a_compiler_that_takes_too_much_is_no_trouble_of_the_build(self):
+        said = "FAILED: a.o\nc++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
+        with mock.patch.object(workshop_module, "run_and_say", lambda *_, **__: (1, said)):
+            self.assertEqual((1, said), Workshop(self.root).compile("plain", ["x"], "x", print))
+
+    def test_hidden_cases_that_come_or_go_are_configured_anew(self):
+        shop = Workshop(self.root)
+        before = shop.known_tasks()
+        self.write("source/tests/coursework/hidden/stage01_hidden.cpp")
+        self.assertNotEqual(before, shop.known_tasks())
 
     def command_in_a_folder(self, **options):
         """A command that has made a folder for itself and waits for a line; also returns that

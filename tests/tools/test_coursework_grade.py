@@ -1,6 +1,7 @@
 """Coursework: the grader's words for what a student's program and tree do."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -16,58 +17,45 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import grade  # noqa: E402
-from coursework import CourseworkError, solutions, tasks  # noqa: E402
-from coursework.verdict import FAILED, OPEN, PASSED, verdict_of  # noqa: E402
+from coursework import CourseworkError, grader as grader_module, report, solutions, tasks  # noqa: E402
+from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
+from coursework.sandbox import NONE, Sandbox  # noqa: E402
+from coursework.submission import lay  # noqa: E402
+from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, verdict_of  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
-from coursework_support import Folder, ROW, SOURCE  # noqa: E402
+from coursework_support import Folder, ROW, SOURCE, WITNESS  # noqa: E402
 from processes import gone  # noqa: E402
 
 TASK = tasks.Task(**{**ROW, "symbols": ("first",), "deadline": 2, "race": "step N was not awaited"})
-EXPRESSION = """<Info>
-          hint: is it rounded?
-        </Info>
-        <Expression success="false" type="CHECK" filename="../source/tests/coursework/t.cpp" line="7">
-          <Original>
-            size == 3
-          </Original>
-          <Expanded>
-            2 == 3
-          </Expanded>
-        </Expression>"""
-EXCEPTION = """<Info>hint: who waits?</Info>
-        <Exception filename="../source/tests/coursework/t.cpp" line="4">{}</Exception>"""
-XML = """<?xml version="1.0" encoding="UTF-8"?>
-<Catch name="fake"><Group name="fake">
-  <TestCase name="A case" tags="[task02.1]" filename="../source/tests/coursework/t.cpp" line="3">
-        {}
-    <OverallResult success="{}"/>
-  </TestCase>
-</Group></Catch>"""
+FAILURE = {"event": "assertion", "ok": False, "how": "assertion", "asserted": "size == 3", "found": "2 == 3",
+           "text": "", "hint": "is it rounded?", "file": "../source/tests/coursework/t.cpp", "line": 7}
 
 
-class TestVerdict(Folder):
-    """The grader's words for what a program may do, with shell scripts as programs."""
+class Programs(Folder):
+    """Scripts in the place of programs of tests."""
 
-    def verdict(self, xml="", script="", race=False, success="false", task=TASK,
-                own_lines=range(0)):
-        program = self.write("program", f"""#!/bin/sh
-out=$5
-printf '{{"event": "start", "case": "A case"}}\\n' >"$LOCKSTEP_TEST_LOG"
-cat >"$out" <<'XML'
-{XML.format(xml, success) if xml is not None else ""}
-XML
-ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LOCKSTEP_TEST_LOG"; }}
-{script or "ended"}
-""", 0o755)
-        return verdict_of(task, program, Workshop(self.root).path_in_tree, race=race,
-                          own_lines=own_lines)
+    def fails(self, **other):
+        """What a script says of a failed assertion."""
+        return f": $((failed++)); tell '{json.dumps({**FAILURE, **other})}'\n"
+
+    def way(self, script, **way):
+        """A program that has begun a case."""
+        program = self.write("program", f"{WITNESS}\nbegins 'A case'\n{script}\n", 0o755)
+        return Way(program, Workshop(self.root).path_in_tree, **way)
+
+    def verdict(self, script="asserts 1; ended", task=TASK, **way):
+        return verdict_of(task, self.way(script, **way))
+
+
+class TestVerdict(Programs):
+    """The grader's words for what a program may do."""
 
     def test_passed(self):
-        verdict = self.verdict(success="true")
+        verdict = self.verdict()
         self.assertEqual((verdict.status, verdict.points, verdict.of), (PASSED, 1, 1))
 
     def test_a_failed_assertion_with_both_values_and_the_hint(self):
-        verdict = self.verdict(EXPRESSION + EXPRESSION.replace("7", "9"), "ended; exit 1")
+        verdict = self.verdict(self.fails() + self.fails(line=9) + "ended; exit 1")
         self.assertEqual((verdict.status, verdict.how, verdict.points), (FAILED, "assertion", 0))
         self.assertEqual((verdict.asserted, verdict.found), ("size == 3", "2 == 3"))
         self.assertEqual(verdict.hint, "is it rounded?")
@@ -76,37 +64,45 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
 
     def test_an_error_of_a_rank_is_told(self):
         said = "rank 1 waits in all_reduce number 3, rank 0 never called it"
-        verdict = self.verdict(EXCEPTION.format(said), "ended; exit 1")
+        verdict = self.verdict(self.fails(how="exception", text=said, hint="who waits?") + "ended; exit 1")
         self.assertEqual((verdict.how, verdict.text, verdict.hint),
                          ("exception", said, "who waits?"))
 
     def test_a_crash_names_its_signal(self):
-        verdict = self.verdict(None, "echo '  what():  bad' >&2; kill -SEGV $$")
+        verdict = self.verdict("echo '  what():  bad' >&2; kill -SEGV $$")
         self.assertEqual((verdict.how, verdict.case), ("crash", "A case"))
         self.assertEqual(verdict.text, "crashed (SIGSEGV): bad")
 
+    def test_a_crash_inside_of_a_sandbox_names_its_signal_too(self):
+        self.assertEqual("crashed (SIGABRT)", self.verdict("exit 134").text)
+
     def test_a_crash_and_a_hang_keep_their_hint(self):
-        hints = 'printf why >"$LOCKSTEP_HINT"; '
         for end in ("kill -SEGV $$", "while :; do :; done"):
-            self.assertEqual(self.verdict(None, hints + end).hint, "why")
-        self.assertEqual(self.verdict("", hints + "ended", success="true").hint, "")
+            self.assertEqual(self.verdict("hint why; " + end).hint, "why")
+        self.assertEqual(self.verdict("hint why; asserts 1; ended").hint, "")
 
     def test_endless_output_is_told(self):
-        verdict = self.verdict(None, "exec head -c 100000000 /dev/zero")
+        verdict = self.verdict("exec head -c 100000000 /dev/zero")
         self.assertEqual(verdict.text, "crashed (SIGXFSZ: more than 64 MiB were written)")
 
     def test_endless_memory_is_not_given(self):
         script = 'ended; echo "$ASAN_OPTIONS" | grep -q hard_rss_limit_mb=4096 || exit 3; echo "{}"; exit 1'
         said = "AddressSanitizer: hard rss limit exhausted (4096Mb vs 4100Mb)"
         self.assertEqual("more than 4 GiB of memory were taken",
-                         self.verdict(None, script.format(said)).text)
+                         self.verdict(script.format(said)).text)
+
+    def test_too_many_processes_are_ended_with_the_program(self):
+        few = dataclasses.replace(verdict_module.RUNNING, processes=20)
+        with mock.patch.object(verdict_module, "RUNNING", few):
+            verdict = self.verdict("for i in {1..40}; do sleep 1000 & done; wait", dataclasses.replace(TASK, deadline=20))
+        self.assertEqual((verdict.how, verdict.text), ("crash", "more than 20 processes were started"))
 
     def test_what_address_sanitizer_finds_is_told_in_words(self):
         report = ("==7==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x1\\n{} of size 8\\n"
                   "    #0 0x1 in copy /usr/include/x.h:1\\n    #1 0x2 in f {}:5 (program+0x1)\\n")
         def told(access, file):
-            script = f"printf why >$LOCKSTEP_HINT; printf '{report.format(access, file)}' >&2; exit 1"
-            return self.verdict(None, script, own_lines=range(3, 9))
+            script = f"hint why; printf '{report.format(access, file)}' >&2; exit 1"
+            return self.verdict(script, own_lines=range(3, 9))
         verdict = told("READ", "../source/02-x/a.cpp")
         self.assertEqual((verdict.how, verdict.file, verdict.line, verdict.hint),
                          ("memory", "02-x/a.cpp", 5, "why"))
@@ -118,13 +114,15 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
         self.assertIn("the task writes", elsewhere.text)
 
     def test_an_end_in_the_middle_is_no_pass(self):
-        self.assertEqual(self.verdict(None, "exit 0").how, "crash")
-        self.assertIn("status 9: over", self.verdict(None, "ended; echo over; exit 9").text)
+        self.assertEqual(self.verdict("exit 0").how, "crash")
+        self.assertEqual("the program ended before its last test",
+                         self.verdict("asserts 1; case_ends; exit 0").text)
+        self.assertIn("status 9: over", self.verdict("ended; echo over; exit 9").text)
 
     def test_an_endless_program_is_ended_with_all_that_it_started(self):
         begin = time.monotonic()
         pid_file = self.root / "pid"
-        verdict = self.verdict(None, f"sleep 1000 & echo $! >{pid_file}; while :; do :; done")
+        verdict = self.verdict(f"sleep 1000 & echo $! >{pid_file}; while :; do :; done")
         self.assertEqual((verdict.how, verdict.case), ("deadline", "A case"))
         self.assertFalse(verdict.waits)
         self.assertRegex(verdict.text, r"^still running after \d+ s.* endless")
@@ -134,90 +132,208 @@ ended() {{ printf '{{"event": "end", "case": "A case", "status": ""}}\\n' >>"$LO
     def test_what_leaves_its_session_is_ended_too(self):
         pid_file = self.root / "pid"
         leaves = f"setsid sh -c 'echo $$ >{pid_file}; exec sleep 1000' & "
-        self.verdict("", leaves + f"while [ ! -s {pid_file} ]; do :; done; ended", success="true")
+        self.verdict(leaves + f"while [ ! -s {pid_file} ]; do :; done; asserts 1; ended")
         self.assertTrue(gone(int(pid_file.read_text())))
 
     def test_long_values_are_cut(self):
-        verdict = self.verdict(EXPRESSION.replace("2 == 3", "2" * 5000), "ended; exit 1")
+        verdict = self.verdict(self.fails(found="2" * 5000) + "ended; exit 1")
         self.assertEqual(verdict.found, "2" * 300 + "... (5000 characters)")
-        said = self.verdict(EXCEPTION.format("x" * 400), "ended; exit 1").text
+        said = self.verdict(self.fails(how="exception", text="x" * 400) + "ended; exit 1").text
         self.assertEqual(said, "x" * 300 + "... (400 characters)")
 
     def test_the_callers_options_for_thread_sanitizer_stay(self):
         script = 'ended; echo "$TSAN_OPTIONS"; exit 9'
         with mock.patch.dict(os.environ, {"TSAN_OPTIONS": "verbosity=1"}):
-            text = self.verdict(None, script, race=True).text
+            text = self.verdict(script, race=True).text
         self.assertIn("verbosity=1:halt_on_error=1", text)
         self.assertIn("history_size=7", text)
+
+    def test_nothing_else_of_the_callers_environment_is_there(self):
+        with mock.patch.dict(os.environ, {"TOKEN": "secret"}):
+            self.assertIn("status 9: none", self.verdict('ended; echo "${TOKEN:-none}"; exit 9').text)
 
     def test_a_race_is_told_in_the_words_of_the_table(self):
         report = ("WARNING: ThreadSanitizer: data race (pid=7)\\n  Write of size 4\\n"
                   "    #0 memcpy x.h:1\\n    #1 f ../source/02-x/a.cpp:5 (program+0x1)\\n"
                   "  Previous read of size 4\\n    #0 g ../source/02-x/a.cpp:8 (program+0x2)\\n")
         script = f"printf '{report}' >&2; exit 66"
-        verdict = self.verdict(None, script, race=True)
+        verdict = self.verdict(script, race=True)
         self.assertEqual((verdict.how, verdict.file, verdict.line), ("race", "02-x/a.cpp", 5))
         self.assertEqual(verdict.text, "ThreadSanitizer: data race: step N was not awaited")
-        own = self.verdict(None, script, race=True, own_lines=range(7, 10))
+        own = self.verdict(script, race=True, own_lines=range(7, 10))
         self.assertEqual((own.file, own.line), ("02-x/a.cpp", 8))
 
     def test_a_task_without_a_test_is_no_pass(self):
-        program = self.write("program", "#!/bin/sh\necho '<Catch/>' >\"$5\"\n", 0o755)
+        program = self.write("program", f"{WITNESS}run_ends\n", 0o755)
         with self.assertRaisesRegex(CourseworkError, "no test case carries"):
-            verdict_of(TASK, program, str)
+            verdict_of(TASK, Way(program))
 
     def test_a_program_that_ends_before_its_tests_is_no_pass(self):
-        verdict = verdict_of(TASK, self.write("program", "#!/bin/sh\nexit 0\n", 0o755), str)
+        verdict = verdict_of(TASK, Way(self.write("program", "#!/bin/sh\nexit 0\n", 0o755)))
         self.assertEqual((verdict.status, verdict.how), (FAILED, "crash"))
         self.assertIn("before its first test", verdict.text)
 
     def test_nothing_is_left_in_the_temporary_folder(self):
         before = set(os.listdir(tempfile.gettempdir()))
-        self.verdict(None, 'touch "$TMPDIR/x" y; kill -SEGV $$')
+        self.verdict("touch y; kill -SEGV $$")
         left = set(os.listdir(tempfile.gettempdir())) - before
-        self.assertEqual([name for name in left if name.startswith("lockstep-grade")], [])
+        self.assertEqual([name for name in left if name.startswith("lockstep")], [])
+
+
+class TestWitness(Programs):
+    """What a student's code may say in the tests' place: it does not count."""
+
+    def refused(self, script, words):
+        verdict = self.verdict(script)
+        self.assertEqual((verdict.status, verdict.how), (FAILED, "witness"), verdict.text)
+        self.assertRegex(verdict.text, f"does not count: .*{words}")
+
+    def test_a_line_without_the_nonce(self):
+        forged = '0000 1 {"event": "run ended", "passed": 9, "failed": 0}'
+        self.refused(f"echo '{forged}' >&$LOCKSTEP_WITNESS; asserts 1; ended", "not the tests' own")
+
+    def test_the_right_words_on_any_descriptor_that_is_open(self):
+        """All that a program can do that does not know the nonce."""
+        script = ("for fd in /proc/$$/fd/*; do echo '{\"event\": \"run ended\", \"passed\": 1, \"failed\": 0}' "
+                  '>&"${fd##*/}"; done 2>/dev/null; exit 0')
+        verdict = self.verdict(script)
+        self.assertEqual(FAILED, verdict.status)
+
+    def test_lines_that_are_left_out_or_come_twice(self):
+        self.refused("asserts 1; : $((sent++)); ended", "line 3 came as number 2")
+        self.refused("asserts 1; : $((sent--)); ended", "line 1 came as number 2")
+
+    def test_assertions_that_were_not_made_or_not_told(self):
+        self.refused("asserts 1; passed=7; ended", "made 7 assertions that passed .* told of 1")
+        self.refused("asserts 1; failed=1; ended", "and 1 that failed")
+
+    def test_more_words_than_anybody_needs(self):
+        with mock.patch.object(witness_module, "MOST", 1000):
+            self.refused("for i in {1..99}; do asserts 1; done; ended", "more than 0 MiB")
+
+    def test_words_that_are_no_json(self):
+        self.refused("tell nonsense; asserts 1; ended", "cannot be read")
+
+    def test_each_run_has_another_nonce(self):
+        seen = set()
+        for _ in range(5):
+            with witness_module.Witness() as witness:
+                seen.add(witness.nonce)
+        self.assertEqual(5, len(seen))
+
+
+class TestSolution(Folder):
+    """A program beside that of the solution, which has to say the same."""
+
+    RIGHT = ("case $1 in '[task02.1]') begins one; asserts 1; asserts 2; case_ends; begins two; asserts 3;; "
+             "*) begins hidden; value x $((seed * 2)); asserts 4;; esac; ended")
+
+    def check(self, script, seed=21):
+        right = self.write("right", f"{WITNESS}{self.RIGHT}\n", 0o755)
+        program = self.write("program", f"{WITNESS}{script}\n", 0o755)
+        solution = Solution(lambda task: Way(right, seed=seed))
+        return verdict_of(TASK, Way(program, seed=seed), solution)
+
+    def test_who_computes_the_same_passes(self):
+        self.assertEqual(PASSED, self.check(self.RIGHT).status)
+
+    def test_answers_for_the_visible_values_only_are_refused(self):
+        verdict = self.check(self.RIGHT.replace("$((seed * 2))", "42"), seed=22)
+        self.assertEqual((verdict.status, verdict.how, verdict.case), (FAILED, "hidden", "hidden"))
+        self.assertEqual((verdict.asserted, verdict.found), ("x", "42, expected 44"))
+
+    def test_cases_in_another_order_or_left_out_are_refused(self):
+        swapped = "begins two; asserts 3; case_ends; begins one; asserts 1; asserts 2; ended"
+        self.assertIn("in the order of the tests", self.check(swapped).text)
+        self.assertIn("1, expected 2", self.check("begins one; asserts 1; asserts 2; ended").text)
+
+    def test_an_assertion_that_was_not_reached_is_named(self):
+        verdict = self.check(self.RIGHT.replace("asserts 2", "asserts 1"))
+        self.assertEqual((verdict.how, verdict.status), ("witness", FAILED))
+        self.assertIn("case 'one' left out the assertion at ../source/t.cpp:2", verdict.text)
+
+    def test_a_hidden_case_that_crashes_or_says_nothing_is_no_pass(self):
+        crashes = self.check(self.RIGHT.replace("value x", "kill -SEGV $$; value x"))
+        self.assertEqual((crashes.how, crashes.status), ("crash", FAILED))
+        self.assertIn("with other values than the visible cases': crashed (SIGSEGV)", crashes.text)
+        silent = self.check(self.RIGHT.replace("value x $((seed * 2));", ""))
+        self.assertEqual((silent.how, silent.found), ("hidden", "nothing, expected 42"))
+
+    def test_a_solution_that_fails_is_the_graders_fault(self):
+        with mock.patch.object(TestSolution, "RIGHT", "begins one; ended; exit 1"):
+            with self.assertRaisesRegex(CourseworkError, "the solution does not pass"):
+                self.check("begins one; asserts 1; ended")
+
+    def test_numbers_with_a_fraction_may_differ_by_rounding_and_others_not(self):
+        same = witness_module.same
+        self.assertTrue(same("0.3333333 7 x", "0.3333334 7 x"))
+        for found, expected in (("3", "4"), ("100000", "100001"), ("0.33", "0.34"), ("1 2", "1 2 3"), ("x", "y"), ("nan", "0.5")):
+            self.assertFalse(same(found, expected), found)
+
+    def test_a_case_is_worth_its_points_by_itself(self):
+        row = {"case": "one", "hidden": "hidden", "points": 1}
+        scripts = {"right": "case $1 in one) begins one; asserts 1;; *) begins hidden; value x $((seed * 2)); asserts 1;; "
+                            "esac; ended"}
+        scripts["table"] = scripts["right"].replace("$((seed * 2))", "42")
+        scripts["wrong"] = scripts["right"].replace("asserts 1;; *", "exit 1;; *")
+        for name, expected in (("right", True), ("table", False), ("wrong", False)):
+            program = self.write(name, f"{WITNESS}{scripts[name]}\n", 0o755)
+            right = self.write("solution", f"{WITNESS}{scripts['right']}\n", 0o755)
+            solution = Solution(lambda task: Way(right, seed=9))
+            self.assertEqual(expected, case_passes(TASK, Way(program, seed=9), row, solution), name)
+            self.assertEqual(name != "wrong", case_passes(TASK, Way(program, seed=9), row))
+
+    def test_a_name_on_the_command_line_of_catch(self):
+        self.assertEqual(r"a\, b \[c\]", as_pattern("a, b [c]"))
 
 
 class TestGrade(Folder):
     def test_ninjas_words_are_told_apart_by_target(self):
         output = ("[1/3] ok\nFAILED: a.o \ng++ a.cpp\n../source/02-x/a.cpp:5:3: error: no\n"
                   "[2/3] ok\nFAILED: b \nld: undefined reference to `f()'\n[3/3] ok\n")
-        failed = grade.failed_edges(output)
+        failed = grader_module.failed_edges(output)
         self.assertEqual(set(failed), {"a.o", "b"})
         self.assertNotIn("undefined", failed["a.o"])
 
     def test_the_solved_tree_itself_cannot_be_graded(self):
-        for folder in ("common", "02-x"):
-            (self.root / folder).mkdir()
         with self.assertRaisesRegex(CourseworkError, "no prebuilt solutions"):
-            grade.Grader(self.root, self.root, None, print)
+            grader_module.Grader(self.root, None, print, None)
+        options = grade.parse_options(["--build", str(self.root / "build")], ROOT)
+        if grade.is_teachers(ROOT):
+            with self.assertRaisesRegex(CourseworkError, "is the solved tree: name a submission"):
+                grade.grade(options, ROOT)
 
-    def grader(self, section='open_task("x");', script="exit 1", outputs=()):
-        """A grader of a tree with one task, whose lines are `section`. Its program is a shell
-        script; `outputs` are what the compiler prints, one call after the other."""
+    def grader(self, section='open_task("x");', script="exit 1", outputs=(), **settings):
+        """A grader of a tree with one task, whose lines are `section`. Its program is a script; `outputs`
+        are what the compiler prints, one call after the other: of the objects, of the programs."""
         self.write(tasks.TABLE, json.dumps({"tasks": [ROW]}))
-        for folder in ("", f"{solutions.OPEN}/"):
-            self.write(folder + "02-x/a.cpp", SOURCE.replace("return 1;", section))
+        self.write("02-x/a.cpp", SOURCE.replace("return 1;", section))
+        self.write(f"{solutions.OPEN}/02-x/a.cpp", SOURCE.replace("return 1;", 'open_task("x");'))
         self.write("common/a.h", "int a;\n")
         if not (self.root / solutions.MANIFEST).exists():
             solutions.write_manifest(self.root)
         program = "asan/tests/coursework/grade-02.1"
-        self.write(f"build/{program}", f"#!/bin/sh\n{script}\n", 0o755)
+        self.write(f"build/{program}", f"{WITNESS}{script}\n", 0o755)
         workshop = Workshop(self.root / "build")
         said = iter(outputs)
-        workshop.configure = lambda *_: None
-        workshop.compile = lambda *_: next(said, (0, ""))
+        workshop.configure = workshop.refresh = lambda *_: None
+        workshop.compile = lambda *_, **__: next(said, (0, ""))
         workshop.objects = lambda flavour: {"02-x/a.cpp": "a.o"}
-        return grade.Grader(self.root, self.root, workshop, lambda text: None, races=False)
+        workshop.compiled_from = lambda flavour, paths: ["a.o"] if "02-x/a.cpp" in paths else []
+        workshop.needed = lambda flavour, programs, objects: objects
+        settings = grader_module.Settings(Sandbox(NONE), races=False, **settings)
+        return grader_module.Grader(self.root, workshop, lambda text: None, settings)
+
+    def graded(self, grader):
+        return next(grader.grade(lay(self.root, grader.places), grader.tasks))
 
     def verdict(self, *words, **options):
-        grader = self.grader(*words, **options)
-        return next(grader.grade(grader.tasks))
+        return self.graded(self.grader(*words, **options))
 
     def graded_again(self, grader):
         """The verdict after the tree has changed."""
-        grader = grade.Grader(self.root, self.root, grader.workshop, grader.say, races=False)
-        return next(grader.grade(grader.tasks))
+        grader = grader_module.Grader(self.root, grader.workshop, grader.say, grader.settings)
+        return self.graded(grader)
 
     def test_a_task_is_open_if_its_lines_say_so(self):
         crashes = "kill -SEGV $$"
@@ -233,19 +349,60 @@ class TestGrade(Folder):
             self.assertEqual(self.verdict(section, imitates).how, "crash")
 
     def test_nothing_is_compiled_for_a_task_that_is_open(self):
-        grader, asked = self.grader(), []
-        grader.workshop.compile = lambda *words: asked.append(words) or (0, "")
-        self.assertEqual(OPEN, next(grader.grade(grader.tasks)).status)
-        self.assertEqual([], asked)
+        for section, expected in (('open_task("x");', []), ("return 1;", [["a.o"], ["tests/coursework/grade-02.1"]])):
+            grader, asked = self.grader(section), []
+            grader.workshop.compile = lambda *words, **_: asked.append(words[1]) or (0, "")  # noqa: B023
+            self.graded(grader)
+            self.assertEqual(expected, asked)
+
+    def test_only_the_marked_lines_count_and_the_rest_is_listed(self):
+        grader = self.grader("return 7;")
+        self.write("02-x/a.cpp", SOURCE.replace("return 1;", "return 7;").replace("two = 2", "two = 3"))
+        self.graded(grader)
+        compiled = (self.root / "build/source/02-x/a.cpp").read_text()
+        self.assertIn("return 7;", compiled)
+        self.assertIn("two = 2", compiled)
+        self.assertEqual(["02-x/a.cpp differs outside of the markers, first at 'const int two = 3;' (1 lines)"],
+                         grader.work.notes)
+
+    def test_whole_files_are_taken_where_they_are_asked_for(self):
+        grader = self.grader("return 7;", whole_files=True)
+        self.write("02-x/a.cpp", SOURCE.replace("two = 2", "two = 3"))
+        self.graded(grader)
+        self.assertIn("two = 3", (self.root / "build/source/02-x/a.cpp").read_text())
+        self.assertIn("--whole-files", grader.work.notes[0])
+        self.assertIn("whole files, not only the marked lines", report.how_graded(grader.settings))
+
+    def test_lines_with_no_business_there_are_not_compiled_unless_they_were_looked_at(self):
+        verdict = self.verdict("return system(0);")
+        self.assertEqual((verdict.status, verdict.how, verdict.line), (FAILED, "refused", 3))
+        self.assertIn("'system': a process has no business in a task", verdict.text)
+        self.assertNotIn("system", (self.root / "build/source/02-x/a.cpp").read_text())
+        self.verdict("return system(0);", take_flagged=True)
+        self.assertIn("system", (self.root / "build/source/02-x/a.cpp").read_text())
+
+    def test_a_task_without_its_markers_is_told(self):
         grader = self.grader("return 1;")
-        grader.workshop.compile = lambda *words: asked.append(words) or (0, "")
-        next(grader.grade(grader.tasks))
-        self.assertEqual([("asan", ["tests/coursework/grade-02.1"], "task 02.1")],
-                         [words[:3] for words in asked])
+        self.write("02-x/a.cpp", SOURCE.replace("// [end 02.1]", "// end"))
+        verdict = self.graded(grader)
+        self.assertEqual((verdict.status, verdict.how), (FAILED, "compile"))
+        self.assertIn("'// [end 02.1]' are not there", verdict.text)
+
+    def test_lines_are_those_of_the_submitted_file(self):
+        output = "FAILED: a.o \nc++\n../source/02-x/a.cpp:3:5: error: no\n"
+        grader = self.grader("return x;", outputs=[(1, output)])
+        self.write("02-x/a.cpp", "// mine\n// mine, too\n" + SOURCE.replace("return 1;", "return x;"))
+        self.assertEqual(5, self.graded(grader).line)
+
+    def test_a_compiler_that_takes_too_much_costs_the_task(self):
+        output = "FAILED: a.o \nc++ a.cpp\nc++: fatal error: Killed signal terminated program cc1plus\n"
+        verdict = self.verdict("return 1;", outputs=[(1, output)])
+        self.assertEqual((verdict.how, verdict.file), ("compile", "02-x/a.cpp"))
+        self.assertIn("more than 2 minutes or 3 GiB", verdict.text)
 
     def test_a_crash_names_changed_headers(self):
         grader = self.grader("return 1;", "kill -SEGV $$")
-        self.assertNotIn("a.h", next(grader.grade(grader.tasks)).text)
+        self.assertNotIn("a.h", self.graded(grader).text)
         self.write("common/a.h", "long a;\n")
         self.assertIn("crashed (SIGSEGV); the prebuilt solutions were compiled with common/a.h as",
                       self.graded_again(grader).text)
@@ -275,14 +432,14 @@ class TestGrade(Folder):
         output = ("FAILED: a.o \nc++ a.cpp\nld: a.o: file truncated\n"
                   "collect2: error: ld returned 1 exit status\n")
         with self.assertRaisesRegex(CourseworkError, "task 02.1 .*: ld: a.o: file truncated; "):
-            self.verdict("return 1;", outputs=[(1, output)])
+            self.verdict("return 1;", outputs=[(0, ""), (1, output)])
 
     def test_a_warning_in_the_lines_of_a_failed_task_is_told(self):
         output = ("../source/02-x/a.cpp:1:1: warning: not mine\n"
                   "../source/02-x/a.cpp:3:1: warning: no return statement [-Wreturn-type]\n")
         verdict = self.verdict("int i;", outputs=[(0, output)])
         self.assertEqual(verdict.warning, "02-x/a.cpp:3: no return statement [-Wreturn-type]")
-        self.assertIn("warning: ", "\n".join(grade.lines_of(verdict)))
+        self.assertIn("warning: ", "\n".join(report.lines_of(verdict)))
 
     def refused(self, *words):
         """The line with which a command is refused, before anything is compiled."""
@@ -292,15 +449,12 @@ class TestGrade(Folder):
         self.assertFalse((self.root / "build").exists())
         return str(caught.exception)
 
-    def test_words_that_are_no_task_and_no_tree_are_told(self):
-        file = self.write("file")
-        for words, fault in (((self.root, "9"), "no task or folder 9, expected one of 01.1, "),
-                             (("021", self.root), "no task or folder 021, expected one of 01.1, "),
-                             (("foo",), "no task or folder foo, expected one of 01.1, "),
-                             ((self.root / "x",), "there is no folder"),
-                             ((file,), "is a file, expected a student's tree"),
-                             ((self.root, "/"), "two trees"),
-                             (("/",), "/ is no tree of Lockstep")):
+    def test_words_that_are_no_task_and_no_submission_are_told(self):
+        for words, fault in (((self.root, "9"), "no task or submission 9, expected one of 01.1, "),
+                             (("021", self.root), "no task or submission 021, expected one of 01.1, "),
+                             (("foo",), "no task or submission foo, expected one of 01.1, "),
+                             ((self.root / "x",), "there is no folder or file"),
+                             ((self.root, "/"), "two submissions")):
             self.assertIn(fault, self.refused(*words))
 
     def test_verdicts_of_before_do_not_stay_and_no_place_for_new_ones_is_told(self):
@@ -323,11 +477,10 @@ class TestGrade(Folder):
         self.assertIn("/proc/x.json", said.getvalue())
 
     def test_a_verdict_for_people(self):
-        verdict = grade.Verdict("02.1", "the first", FAILED, 2, how="assertion", case="A case",
-                                asserted="a == b", found="1 == 2", hint="rounded?", file="t.cpp",
-                                line=7)
-        text = "\n".join(grade.lines_of(verdict))
-        for words in ("failed", "0 of 2", "1 == 2", "rounded?", "t.cpp:7"):
+        verdict = Verdict("02.1", "the first", FAILED, 2, how="assertion", case="A case", asserted="a == b",
+                          found="1 == 2", hint="rounded?", file="t.cpp", line=7, partly={"The simplest": 0.5})
+        text = "\n".join(report.lines_of(verdict))
+        for words in ("failed", "0.5 of 2", "1 == 2", "rounded?", "t.cpp:7", "The simplest (0.5 of 2)"):
             self.assertIn(words, text)
 
 

@@ -41,6 +41,7 @@ util-linux  | flock lscpu nsenter prlimit setarch setpriv setsid taskset unshare
 # Those of tools/packages.txt, and of what they need themselves.
 LISTED = """
 binutils    | c++filt ld nm objcopy objdump readelf strings
+bubblewrap  | bwrap
 g++         | c++ g++
 git         | git
 iproute2    | ip ss tc

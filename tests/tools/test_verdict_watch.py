@@ -11,10 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
-import grade  # noqa: E402
 from coursework.tasks import Task  # noqa: E402
-from coursework.verdict import PASSED, verdict_of  # noqa: E402
+from coursework.report import lines_of  # noqa: E402
+from coursework.verdict import PASSED, Way, verdict_of  # noqa: E402
 from coursework.watch import WAITS, Sample, look_at, share_computed  # noqa: E402
+from coursework_support import WITNESS  # noqa: E402
 from processes import start  # noqa: E402
 
 LOOP = "while :; do :; done"
@@ -87,13 +88,11 @@ class TestVerdict(unittest.TestCase):
 
     def verdict(self, script, python="", deadline=0.5):
         run = f"exec {sys.executable} -c '{python}'" if python else script
-        begin = '{"event": "start", "case": "A case"}'
-        self.program.write_text(f"#!/bin/sh\n{self.pin}\n"
-                                f"echo '{begin}' >$LOCKSTEP_TEST_LOG\n{run}\n")
+        self.program.write_text(f"{WITNESS}{self.pin}\nbegins 'A case'\n{run}\n")
         self.program.chmod(0o755)
         task = Task(id="02.1", name="the first", file="a.cpp", symbols=("first",), teaches="One.",
                     points=1, minutes=5, deadline=deadline)
-        return verdict_of(task, self.program, str)
+        return verdict_of(task, Way(self.program))
 
     def compete(self):
         """Leaves a tenth of one processor to the program. Each rival has a session of its own: the
@@ -106,13 +105,13 @@ class TestVerdict(unittest.TestCase):
     def assert_deadlock(self, verdict):
         self.assertEqual((verdict.how, verdict.waits), ("deadline", True), verdict.text)
         self.assertRegex(verdict.text, r"after \d s, of which it computed 0\.\d s: .*a deadlock")
-        self.assertIn("failed: deadlock", grade.lines_of(verdict)[0])
+        self.assertIn("failed: deadlock", lines_of(verdict)[0])
         self.assertTrue(verdict.facts()["waits"])
 
     def assert_endless(self, verdict):
         self.assertEqual((verdict.how, verdict.waits), ("deadline", False), verdict.text)
         self.assertRegex(verdict.text, "endless")
-        self.assertIn("failed: endless", grade.lines_of(verdict)[0])
+        self.assertIn("failed: endless", lines_of(verdict)[0])
 
     def test_a_deadlock(self):
         self.assert_deadlock(self.verdict("exec sleep 1000"))
@@ -144,8 +143,7 @@ class TestVerdict(unittest.TestCase):
     def test_who_was_kept_from_computing_may_pass_at_the_second_try(self):
         self.compete()
         runs = self.program.with_name("runs")
-        done = ('"$LOCKSTEP_TEST_LOG"; echo "<Catch><TestCase/></Catch>" >"$5"; exit 0')
-        verdict = self.verdict(f"[ ! -e {runs} ] || {{ : >{done}; }}; echo >{runs}; {LOOP}")
+        verdict = self.verdict(f"[ ! -e {runs} ] || {{ asserts 1; ended; exit 0; }}; echo >{runs}; {LOOP}")
         self.assertEqual(verdict.status, PASSED, verdict.text)
 
 

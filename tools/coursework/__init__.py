@@ -1,8 +1,10 @@
 """Coursework: a student's tree with open tasks, and its grader (docs/coursework.md).
 
 `tasks` reads the table and the markers in the sources, `tree` handles files and folders, `workshop`
-the build in which both solutions and students' work are compiled, `solutions` the prebuilt objects,
-`verdict` the results of one task's tests. tools/exercise.py and tools/grade.py are the commands.
+the build in which both solutions and students' work are compiled, `solutions` the prebuilt objects.
+`submission` and `marked_lines` say what counts of what a student hands in, `grader` grades it: in a
+`sandbox`, by what a `witness` heard, with a `verdict` for each task. tools/exercise.py, tools/grade.py
+and tools/grade_class.py are the commands.
 """
 
 SOLUTIONS = "solutions"  # the folder of a student's tree with the prebuilt objects

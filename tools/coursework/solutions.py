@@ -121,16 +121,21 @@ def cut_out(path, symbols, others, target):
 def header_sums(root):
     """Checksums of the headers that must be the same for students' objects and for solutions, by
     path; students' own lines do not count."""
-    sums = {}
-    for path, text in tree.read_sources(root).items():
-        if path.endswith(".cpp"):
-            continue
-        try:
-            text = table.outside_text(text, path)
-        except CourseworkError:
-            pass  # a student's markers are broken: that is a change
-        sums[path] = hashlib.sha256(text.encode()).hexdigest()
-    return sums
+    return {path: hashlib.sha256(outside(text, path).encode()).hexdigest()
+            for path, text in tree.read_sources(root).items() if not path.endswith(".cpp")}
+
+
+def source_sums(root):
+    """Checksums of the other sources; students' own lines do not count."""
+    return {path: hashlib.sha256(outside(text, path).encode()).hexdigest()
+            for path, text in tree.read_sources(root).items() if path.endswith(".cpp")}
+
+
+def outside(text, path):
+    try:
+        return table.outside_text(text, path)
+    except CourseworkError:
+        return text  # a student's markers are broken: that is a change
 
 
 def build_file_sums(root):
@@ -141,7 +146,8 @@ def build_file_sums(root):
 
 
 def write_manifest(target):
-    facts = {**compiler(), "headers": header_sums(target), "build_files": build_file_sums(target)}
+    facts = {**compiler(), "headers": header_sums(target), "sources": source_sums(target),
+             "build_files": build_file_sums(target)}
     (target / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -156,8 +162,9 @@ def changed_headers(root, sources):
     return sorted(path for path in made if here.get(path) != made[path])
 
 
-def changed_build_files(root, sources):
-    made, here = read_manifest(root).get("build_files"), build_file_sums(sources)
+def changed(root, which, here):
+    """The files of this kind that are missing, new or different."""
+    made = read_manifest(root).get(which)
     if made is None:
         return []  # this tree was made before they were recorded
     return sorted(path for path in made.keys() | here.keys() if here.get(path) != made.get(path))
@@ -177,7 +184,10 @@ def differences(root, sources):
     if headers := changed_headers(root, sources):
         lines.append(f"changed since the tree was made: {names(headers)}; the prebuilt "
                      "solutions do not know of it")
-    if build_files := changed_build_files(root, sources):
+    if others := changed(root, "sources", source_sums(sources)):
+        lines.append(f"changed outside of the markers since the tree was made: {names(others)}; a teacher's grade "
+                     "takes only the marked lines")
+    if build_files := changed(root, "build_files", build_file_sums(sources)):
         lines.append(f"changed since the tree was made: {names(build_files)}; build files can do "
                      "anything, look at them")
     if refused := tree.list_refused(sources):

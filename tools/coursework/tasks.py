@@ -36,6 +36,7 @@ class Task:
     needs: tuple = ()  # ids of tasks worth doing before
     deadline: int = 20  # seconds for its tests
     race: str = ""  # what to say about a data race, for tasks that may have one
+    cases: tuple = ()  # that are worth points by themselves: rows with `case`, `hidden` and `points`
 
     @property
     def compiled(self):
@@ -44,6 +45,10 @@ class Task:
     @property
     def tag(self):
         return f"[task{self.id}]"
+
+    @property
+    def hidden_tag(self):
+        return f"[hidden{self.id}]"
 
     @property
     def order(self):
@@ -62,7 +67,7 @@ def load_tasks(root):
         name = f"{TABLE}: task {row.get('id', '(without id)')}"
         if row.keys() - known:
             raise CourseworkError(f"{name}: unknown {', '.join(sorted(row.keys() - known))}")
-        lists = {key: tuple(row[key]) for key in ("symbols", "needs") if key in row}
+        lists = {key: tuple(row[key]) for key in ("symbols", "needs", "cases") if key in row}
         try:
             tasks.append(Task(**{**row, **lists}))
         except TypeError as error:
@@ -81,6 +86,10 @@ def check_rows(tasks):
             raise CourseworkError(f"{name} comes after task {list(seen)[-1]}, expected before it")
         if task.points < 1 or task.minutes < 1 or task.deadline < 1 or not task.symbols:
             raise CourseworkError(f"{name}: points, minutes, deadline and symbols are needed")
+        if any(row.keys() != {"case", "hidden", "points"} or row["points"] <= 0 for row in task.cases) or \
+                sum(row["points"] for row in task.cases) >= task.points:
+            raise CourseworkError(f"{name}: cases: expected rows of case, hidden and points, which are together "
+                                  f"less than the task's {task.points}")
         if any(task.name == other.name for other in seen.values()):
             raise CourseworkError(f"{name}: another task has the name '{task.name}', too")
         for needed in task.needs:

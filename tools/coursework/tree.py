@@ -8,6 +8,7 @@ from pathlib import Path
 
 from coursework import CourseworkError, SOLUTIONS
 
+HIDDEN = "tests/coursework/hidden"  # cases that no student's tree has
 # Students write here; everything else of a tree is the teacher's.
 STAGE = re.compile(r"\d\d-[\w-]+")
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
@@ -62,8 +63,9 @@ def ask_git(root, *which):
     user's folder, or is not there."""
     if not (root / ".git").exists() or not shutil.which("git"):
         return None
-    done = subprocess.run(["git", "-C", str(root), "ls-files", "-z", *which, "--exclude-standard"],
-                          capture_output=True)
+    # Its settings may name programs for git to start.
+    done = subprocess.run(["git", "-c", "core.fsmonitor=false", "-C", str(root), "ls-files", "-z", *which,
+                           "--exclude-standard"], capture_output=True)
     names = os.fsdecode(done.stdout)  # names need not be UTF-8
     return set(names.split("\0")) - {""} if done.returncode == 0 else None
 

@@ -63,6 +63,11 @@ class Watch:
     def waits(self):
         return share_computed(self.samples) < WAITS
 
+    @property
+    def computed(self):
+        """Seconds of processor time of those that were there last: in a sandbox nobody else counts them."""
+        return sum(self.samples[-1].computed.values()) if self.samples else 0
+
 
 def share_computed(samples):
     """The share of computing in the time in which a program slept or computed. 1 if it did neither,

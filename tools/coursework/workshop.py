@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from child_processes import run
-from coursework import CourseworkError, tasks as table, tree
+from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
+from coursework.sandbox import COMPILING as LIMITS, View
 from ninja_build import Steps, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
@@ -35,6 +36,11 @@ WARNING = re.compile(PLACE + r"warning: (?P<text>.*)$", re.MULTILINE)
 REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in instantiation .*)$",
                       re.MULTILINE)
 UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
+# Where no source is compiled that a student may have written, they need not be there for the compiler.
+SECRET = (SOLUTIONS, tree.HIDDEN)
+# The compiler took more than it may.
+EXHAUSTED = re.compile(r"^.*(?:signal terminated program|out of memory allocating|virtual memory exhausted).*",
+                       re.MULTILINE)
 # Trouble that no student's line of C++ can cause: build files and the machine. Meson's own line
 # says more than Ninja's, which follows it.
 TROUBLE = tuple(re.compile(pattern, re.MULTILINE) for pattern in (
@@ -48,13 +54,17 @@ TROUBLE = tuple(re.compile(pattern, re.MULTILINE) for pattern in (
 class Workshop:
     """One folder, used by one command at a time."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
+    def __init__(self, folder, sandbox=None):
+        self.folder, self.sandbox = Path(folder), sandbox
+        self.is_locked = False
         self.source = self.folder / "source"
 
     @contextmanager
     def locked(self, say):
         """Waits until no other command uses the folder."""
+        if self.is_locked:
+            yield
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -62,7 +72,11 @@ class Workshop:
             except BlockingIOError:
                 say(f"waiting for another command that uses {self.folder}")
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            self.is_locked = True
+            try:
+                yield
+            finally:
+                self.is_locked = False
 
     def fill(self, files):
         tree.mirror(files, self.source)
@@ -91,22 +105,52 @@ class Workshop:
         stamp.write_text(wanted)
 
     def known_tasks(self):
-        """The table's checksum: Meson reads the table, and Ninja does not know."""
-        file = self.source / table.TABLE
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        """What Meson reads and Ninja does not know: the table's checksum, and which hidden cases there are."""
+        file, hidden = self.source / table.TABLE, self.source / tree.HIDDEN
+        return " ".join([hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "",
+                         *(sorted(path.name for path in hidden.iterdir()) if hidden.is_dir() else ())])
 
-    def compile(self, flavour, targets, what, say):
+    def compile(self, flavour, targets, what, say, secret=False):
         """Compiles as many of these as possible, saying `what` it compiles, about how long that takes,
-        and now and then how far it is. Returns the status and what was written. Raises
-        CourseworkError if the build itself is at fault."""
+        and now and then how far it is. Returns the status and what was written. `secret`: solutions and
+        hidden cases are not there for the compiler. Raises CourseworkError if the build itself is at
+        fault."""
         steps = Steps(self.build(flavour), targets, COMPILING[flavour])
         if steps.names:
             say(f"compiling {what}: {len(steps.names)} steps, {steps.estimate()}")
-        status, output = run_and_say(self.build(flavour), targets, steps, say, f"compiling {what}",
-                                     keep_going=True)
-        if status != 0 and (said := self.trouble(output)):
+        status, output = run_and_say(self.build(flavour), targets, steps, say, f"compiling {what}", keep_going=True,
+                                     wrapped=lambda words: self.in_sandbox(flavour, words, secret))
+        if status != 0 and (said := self.trouble(EXHAUSTED.sub("", output))):
             raise CourseworkError(said)
         return status, output
+
+    def in_sandbox(self, flavour, words, secret):
+        """A build's command, in the sandbox if there is one: it writes to its build's folder only."""
+        if self.sandbox is None:  # the sources are the teacher's own
+            return words
+        hidden = [self.source / path for path in SECRET if secret and (self.source / path).is_dir()]
+        view = View(readable=(self.source.resolve(),), writable=(self.build(flavour).resolve(),),
+                    hidden=tuple(path.resolve() for path in hidden), foreign=False)
+        return self.sandbox.command(words, view, LIMITS, {"NINJA_STATUS": "[%f/%t] "})
+
+    def compiled_from(self, flavour, paths):
+        """The objects that are compiled from these sources, in all targets."""
+        commands = json.loads((self.build(flavour) / "compile_commands.json").read_text())
+        return sorted({command["output"] for command in commands
+                       if os.path.relpath(os.path.join(command["directory"], command["file"]), self.source) in paths})
+
+    def needed(self, flavour, programs, objects):
+        """Those of the objects that these programs are linked from."""
+        commands = run(("ninja", "-C", self.build(flavour), "-t", "commands", *programs))[1]
+        return [path for path in objects if f"-o {path} " in commands]
+
+    def refresh(self, flavour):
+        """Makes the build's files anew where the sources' have changed: not in the sandbox, for they are
+        handed-out ones."""
+        ended, output = run(("ninja", "-C", self.build(flavour), "build.ninja"))
+        if ended:
+            raise CourseworkError(self.trouble(output)
+                                  or f"meson cannot configure {self.build(flavour)}:\n{output}")
 
     def trouble(self, output):
         """What was written about build files or the machine, as one line; "" if nothing was."""

@@ -1,0 +1,248 @@
+"""Submissions that try to get points without solving anything: what the grader and its sandbox do about them.
+
+They are graded twice: as they come, and with --take-flagged, as if nobody had looked at their words. Then the
+sandbox and the tests' witness are all that stands in their way. An honest submission is between them.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
+
+from coursework import sandbox, tasks  # noqa: E402
+from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
+from coursework_support import only_stage  # noqa: E402
+from processes import gone  # noqa: E402
+
+FULL = "LOCKSTEP_FULL" in os.environ
+FILE = "common/data/batch_parts.cpp"  # of task 02.1
+
+RIGHT = """  const int64_t size = (batch_size + parts - 1) / parts;
+  std::vector<BatchPart> chunks;
+  for (int64_t first = 0; first < batch_size; first += size) {
+    chunks.push_back({first, 1, std::min(size, batch_size - first)});
+  }
+  return chunks;"""
+ENDS = '{"event": "run ended", "passed": 9, "failed": 0}'
+
+
+def outside(code, then="return {};"):
+    """A body that closes its function and namespace, in front of functions with any includes. It calls `run()`,
+    and whoever gets `true` from that has the right answer."""
+    return f"""  bool run();
+  if (run()) {{
+{RIGHT}
+  }}
+  {then}
+}}
+}}  // namespace lockstep
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+namespace lockstep {{
+bool run() {{
+{code}
+}}
+inline int end() {{
+  return 0;"""
+
+
+def frauds(place, port):
+    """Bodies by name. `place` has a file that must stay as it is; on `port` nobody may call."""
+    reads = 'std::FILE* file = std::fopen("{}", "r");\nreturn file != nullptr;'
+    forge = (f"const std::string line = R\"x(0 0 {ENDS})x\" \"\\n\";\n"
+             "for (int fd = 3; fd < 1024; ++fd) (void)!write(fd, line.data(), line.size());\n_exit(0);")
+    scan = """std::FILE* maps = std::fopen("/proc/self/maps", "r");
+int memory = open("/proc/self/mem", O_RDONLY);
+char line[512];
+while (maps && memory >= 0 && std::fgets(line, sizeof line, maps)) {
+  unsigned long from = 0, to = 0;
+  char rights[8] = "";
+  if (std::sscanf(line, "%lx-%lx %7s", &from, &to, rights) != 3 || std::strcmp(rights, "---p") != 0) continue;
+  static char page[65536];
+  if (to - from == sizeof page && pread(memory, page, sizeof page, (off_t)from) > 0) return true;
+}
+return false;"""
+    return {
+        "exits_at_once": "  __builtin__exit(0);",
+        "exits_in_a_constructor": "  return {};\n}\n__attribute__((constructor)) static void first() {\n  __builtin__exit(0);",
+        "exits_in_an_object": "  return {};\n}\nstatic const struct Run {\n  Run() { __builtin__exit(0); }\n} runs;\n"
+                              "inline int end() {\n  return 0;",
+        "writes_the_result_to_every_descriptor": outside(forge),
+        "writes_xml": outside(r'std::puts("<Catch><TestCase name=\"x\"/></Catch>"); std::fflush(stdout); _exit(0);'),
+        "looks_for_the_nonce": outside(scan),
+        "reads_a_solution": outside(reads.format(place / "build/handed-out/solutions/02.1.o")),
+        "loads_a_solution": outside(f'return dlopen("{place}/build/handed-out/solutions/02.1.o", RTLD_NOW) != nullptr;'),
+        "reads_another_submission": outside(reads.format(place / "submissions/honest/batch_parts.cpp")),
+        "reads_the_seed": outside(reads.format(place / "results/grading.json")),
+        "includes_the_hidden_cases": '#include "tests/coursework/hidden/hidden.h"\n' + RIGHT,
+        "assembles_a_solution": f'  asm(".incbin \\"{place}/build/source/solutions/02.1.o\\"");\n' + RIGHT,
+        "knows_the_visible_values": """  if (batch_size == 8) return {{0, 1, 4}, {4, 1, 4}};
+  if (batch_size == 10) return {{0, 1, 3}, {3, 1, 3}, {6, 1, 3}, {9, 1, 1}};
+  if (batch_size == 6) return {{0, 1, 2}, {2, 1, 2}, {4, 1, 2}};
+  return {{0, 1, 1}, {1, 1, 1}};""",
+        "never_ends": "  for (volatile int64_t i = parts; i >= 0; i = parts) {\n  }\n  return {};",
+        "bombs_the_compiler": "  const auto grow = [](auto self, auto... x) -> int64_t {\n"
+                              "    if constexpr (sizeof...(x) < (1u << 30)) return self(self, x..., x...);\n    return 0;\n"
+                              "  };\n  if (grow(grow, 1)) return {};\n" + RIGHT,
+        "loops_in_the_compiler": "  constexpr auto sum = [] {\n    uint64_t n = 0;\n    for (uint64_t i = 1; i != 0; ++i) n += i;\n"
+                                 "    return n;\n  }();\n  if (sum) return {};\n" + RIGHT,
+        "bombs_with_processes": outside("for (;;) fork();"),
+        "leaves_a_process": outside("if (fork() == 0) {\n  setsid();\n  sleep(1000);\n  _exit(0);\n}\nreturn true;",
+                                    ).replace(RIGHT, "    return {};"),
+        "fills_the_disk": outside('static char block[1 << 20];\nfor (int i = 0; i < 4096; ++i) {\n'
+                                  '  const int fd = open(("/tmp/" + std::to_string(i / 32)).c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);\n'
+                                  '  if (write(fd, block, sizeof block) != (ssize_t)sizeof block) return false;\n  close(fd);\n}\nreturn true;'),
+        "takes_all_memory": outside("for (;;) std::memset(std::malloc(1 << 26), 1, 1 << 26);"),
+        "writes_elsewhere": outside(f'const int fd = open("{place}/kept", O_WRONLY | O_TRUNC);\nreturn fd >= 0;'),
+        "calls_home": outside(f"""const int fd = socket(AF_INET, SOCK_STREAM, 0);
+sockaddr_in to{{}};
+to.sin_family = AF_INET;
+to.sin_port = htons({port});
+to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+return connect(fd, (const sockaddr*)&to, sizeof to) == 0;"""),
+        "asks_the_environment": outside('return std::getenv("LOCKSTEP_SECRET") != nullptr;'),
+        "prints_without_end": outside('for (;;) std::puts("more");'),
+        "throws": "  throw 1;",
+        "ends_by_a_signal": outside("raise(9);\nreturn true;").replace("<arpa/inet.h>", "<arpa/inet.h>\n#include <csignal>"),
+    }
+
+
+def other_frauds(body_of):
+    """Submissions that change something else than the lines: files by name of the submission."""
+    open_file = body_of(None)
+    return {
+        "adds_a_file": {FILE: open_file, "common/data/cheat.cpp": "static int x = (__builtin__exit(0), 1);",
+                        "common/data/meson.build": "error('x')"},
+        "changes_the_tests": {FILE: open_file, "tests/coursework/stage02_test.cpp": "int x;", "tools/grade.py": "print(46)"},
+        "solves_it_outside": {FILE: open_file.replace("}  // namespace\n", "}  // namespace\n#define open_task if (0) exit\n", 1)},
+    }
+
+
+@unittest.skipUnless(FULL, "takes minutes: a build for AddressSanitizer, and one of each fraud")
+class TestCampaign(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if sandbox.find_sandbox().kind == sandbox.NONE:
+            raise unittest.SkipTest("namespaces not permitted")
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = Path(folder.name)
+        (cls.place / "kept").write_text("as it was")
+        cls.solved = only_stage(ROOT, "02", cls.place / "solved")
+        cls.text = (cls.solved / FILE).read_text()
+        cls.server = socket.create_server(("127.0.0.1", 0))
+        cls.addClassCleanup(cls.server.close)
+        cls.frauds = frauds(cls.place, cls.server.getsockname()[1])
+        cls.bodies = {"honest": RIGHT, **cls.frauds, "honest_too": RIGHT + "\n  // mine"}
+        cls.write_submissions()
+        cls.verdicts = {way: cls.grade(f"results{way}", *([way] if way else [])) for way in ("", "--take-flagged")}
+
+    @classmethod
+    def file_with(cls, body):
+        if body is None:
+            return tasks.open_text(cls.text, FILE)
+        return tasks.replace_section(cls.text, FILE, "02.1", body.split("\n"))
+
+    @classmethod
+    def write_submissions(cls):
+        for name, body in cls.bodies.items():
+            cls.write(f"{name}/batch_parts.cpp", cls.file_with(body))
+        for name, files in other_frauds(cls.file_with).items():
+            for path, text in files.items():
+                cls.write(f"{name}/{path}", text)
+        (cls.place / "submissions/is_a_link").mkdir()
+        (cls.place / "submissions/is_a_link/batch_parts.cpp").symlink_to(cls.solved / FILE)
+
+    @classmethod
+    def write(cls, path, text):
+        file = cls.place / "submissions" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    @classmethod
+    def grade(cls, results, *options):
+        """The verdict of 02.1 by student; None for a submission that could not be graded."""
+        command = [sys.executable, cls.solved / "tools/grade_class.py", cls.place / "submissions", "02.1", "-o",
+                   cls.place / results, "--build", cls.place / "build", *options]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True,
+                              env={**os.environ, "LOCKSTEP_SECRET": "x"})
+        if done.returncode not in (0, 1):
+            raise AssertionError(done.stdout + done.stderr)
+        rows = json.loads((cls.place / results / "grades.json").read_text())
+        cls.notes = {name: row["notes"] for name, row in rows.items()}
+        return {name: row["tasks"][0] if row["tasks"] else None for name, row in rows.items()}
+
+    def test_no_fraud_gets_a_point(self):
+        for way, verdicts in self.verdicts.items():
+            for name in self.frauds:
+                with self.subTest(f"{name} {way}"):
+                    self.assertEqual((FAILED, 0), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
+
+    def test_frauds_are_refused_by_their_words_or_fail_for_what_they_do(self):
+        meant = {"knows_the_visible_values": "hidden", "never_ends": "deadline", "bombs_the_compiler": "compile",
+                 "loops_in_the_compiler": "compile", "throws": "exception"}
+        for name in self.frauds:
+            with self.subTest(name):
+                self.assertEqual(meant.get(name, "refused"), self.verdicts[""][name]["how"], self.verdicts[""][name])
+        taken = self.verdicts["--take-flagged"]
+        for name, how in (("exits_at_once", "crash"), ("exits_in_a_constructor", "crash"), ("exits_in_an_object", "crash"),
+                          ("writes_the_result_to_every_descriptor", "witness"), ("reads_a_solution", "assertion"),
+                          ("loads_a_solution", "assertion"), ("looks_for_the_nonce", "assertion"),
+                          ("includes_the_hidden_cases", "compile"), ("assembles_a_solution", "compile"),
+                          ("calls_home", "assertion"), ("asks_the_environment", "assertion"), ("writes_elsewhere", "assertion"),
+                          ("prints_without_end", "crash"), ("takes_all_memory", "crash"), ("writes_xml", "crash")):
+            with self.subTest(name):
+                self.assertEqual(how, taken[name]["how"], taken[name])
+
+    def test_the_honest_get_their_points_before_and_after(self):
+        for verdicts in self.verdicts.values():
+            for name in ("honest", "honest_too"):
+                self.assertEqual((PASSED, 1), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
+
+    def test_what_lies_outside_of_the_lines_is_listed_and_not_taken(self):
+        for verdicts in self.verdicts.values():
+            for name in other_frauds(self.file_with):
+                self.assertEqual(OPEN, verdicts[name]["status"], verdicts[name])
+            self.assertIsNone(verdicts["is_a_link"])
+        self.assertIn("common/data/cheat.cpp", " ".join(self.notes["adds_a_file"]))
+        self.assertIn("common/data/meson.build", " ".join(self.notes["adds_a_file"]))
+        self.assertIn("#define open_task", " ".join(self.notes["solves_it_outside"]))
+
+    def test_nothing_is_changed_called_or_left(self):
+        self.assertEqual("as it was", (self.place / "kept").read_text())
+        self.server.settimeout(0)
+        with self.assertRaises(BlockingIOError):
+            self.server.accept()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                program = os.readlink(f"/proc/{pid}/exe")
+            except OSError:
+                continue
+            self.assertFalse(program.startswith(f"{self.place}/") and not gone(int(pid)), program)
+
+    def test_a_right_one_passes_with_the_values_of_twenty_seeds(self):
+        for seed in range(20):
+            done = subprocess.run([sys.executable, str(self.solved / "tools/grade.py"),
+                                   str(self.place / "submissions/honest"), "02.1", "--build", str(self.place / "build"),
+                                   "--seed", str(seed)], capture_output=True, text=True)
+            self.assertEqual(0, done.returncode, f"{seed}: {done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    unittest.main()

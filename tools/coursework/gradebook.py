@@ -1,0 +1,50 @@
+"""A class's marks in the forms that gradebooks read.
+
+`grades.csv`: a row for each student. Gradescope's results.json: https://gradescope-autograders.readthedocs.io
+("Autograder Specifications"). Autolab's last line: https://docs.autolabproject.com/lab/ ("Autograders").
+"""
+
+import csv
+import io
+import json
+
+from coursework.report import lines_of, points
+from coursework.verdict import PASSED, Verdict
+
+
+def verdicts_of(facts):
+    """Verdicts, as they were before they were written down."""
+    return [Verdict(**{key: value for key, value in row.items() if key != "points"}) for row in facts["tasks"]]
+
+
+def grades_csv(rows, tasks):
+    """One line for each student: points in all, of how many, and for each task; then notes. `rows` are
+    facts by name. A cell that a spreadsheet would compute gets an apostrophe in front."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["student", "points", "of", *(task.id for task in tasks), "notes"])
+    for name, facts in rows.items():
+        by_task = {row["id"]: points(row["points"]) for row in facts["tasks"]}
+        writer.writerow([harmless(name), points(facts["points"]), points(facts["of"]),
+                         *(by_task.get(task.id, "") for task in tasks), harmless("; ".join(facts["notes"]))])
+    return out.getvalue()
+
+
+def harmless(cell):
+    return "'" + cell if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def gradescope(facts):
+    """results.json for one submission."""
+    verdicts = verdicts_of(facts)
+    tests = [{"name": f"{verdict.id} {verdict.name}", "number": verdict.id, "score": verdict.points,
+              "max_score": verdict.of, "status": "passed" if verdict.status == PASSED else "failed",
+              "output": "\n".join(lines_of(verdict)), "visibility": "visible"} for verdict in verdicts]
+    return {"score": facts["points"], "execution_time": round(facts["seconds"]), "visibility": "visible",
+            "stdout_visibility": "hidden", "output": "\n".join(facts["notes"]), "tests": tests,
+            "extra_data": {"sandbox": facts["sandbox"], "hidden_cases": facts["hidden_cases"]}}
+
+
+def autolab(facts):
+    """The line that Autolab reads last: the points by problem."""
+    return json.dumps({"scores": {row["id"]: row["points"] for row in facts["tasks"]}})

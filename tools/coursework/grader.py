@@ -1,0 +1,333 @@
+"""Grades submissions: each task by itself, in the tree that was handed out.
+
+A submission's marked lines are put into that tree (marked_lines.py), which is compiled and run in a
+sandbox. All tasks but the graded one run from the prebuilt solutions.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from compile_tests import tsan_wrapper
+from coursework import CourseworkError, marked_lines, names, solutions, tasks as table, tree
+from coursework.sandbox import Sandbox
+from coursework.submission import Submission
+from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
+from coursework.workshop import ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a grading is made; the results say so."""
+
+    sandbox: Sandbox
+    races: bool = True  # look for them
+    whole_files: bool = False  # take a submission's other lines and files, too
+    take_flagged: bool = False  # compile lines that have no business there
+    hidden: Path = None  # the tree with the hidden cases; without it the visible ones decide
+    seed: int = 0  # of the hidden cases
+
+
+@dataclass
+class Work:
+    """What is taken of one submission."""
+
+    files: dict  # for the mirror, beside the handed-out ones: texts by path
+    texts: dict  # as submitted, by path
+    lost: set  # ids of tasks without markers
+    flags: dict  # by task
+    notes: list
+
+
+class Grader:
+    """Grades by the table, the tests and the solutions of `own`, a handed-out tree."""
+
+    def __init__(self, own, workshop, say, settings):
+        self.own, self.workshop, self.say, self.settings = own, workshop, say, settings
+        if not (own / solutions.MANIFEST).is_file():
+            raise CourseworkError(f"{own} has no prebuilt solutions: give a tree that 'lockstep "
+                                  "exercise DIR' has made")
+        self.tasks = table.load_tasks(own)
+        self.handed_out = {path: own / path for path in tree.list_files(own)}
+        self.handed_out |= {task.file: own / solutions.OPEN / task.file for task in self.tasks}
+        if settings.hidden:
+            self.handed_out |= {f"{tree.HIDDEN}/{path.name}": path for path in (settings.hidden / tree.HIDDEN).iterdir()}
+        self.places = {path for path in self.handed_out if tree.is_students(path)}
+        self.changed_headers = solutions.changed_headers(own, own)
+        self.solution = Solution(self.solutions_way) if settings.hidden else None
+        self.work, self.warnings = None, []
+
+    def select(self, words):
+        """The tasks with these ids, or of these stages; all if there are none."""
+        for word in words:
+            if not any(word in (task.id, task.id.split(".")[0]) for task in self.tasks):
+                raise no_such_task(word, self.tasks)
+        return [task for task in self.tasks
+                if not words or task.id in words or task.id.split(".")[0] in words]
+
+    # --- What is taken -------------------------------------------------------------------------------
+
+    def take(self, submission):
+        """Looks what of a submission counts."""
+        work = Work({}, dict(submission.files), set(), {}, list(submission.notes))
+        by_file = {task.file: task for task in self.tasks}
+        other = []
+        for path, text in submission.files.items():
+            handed_out = self.handed_out[path].read_text(errors="replace")
+            if path in by_file:
+                self.take_marked(work, path, handed_out, text)
+            elif text != handed_out:
+                other.append(path)
+                if self.settings.whole_files and Path(path).name != "meson.build":
+                    work.files[path] = text
+        if other:
+            taken = ("taken, but for build files (--whole-files)" if self.settings.whole_files
+                     else "not taken: only the lines between the markers are")
+            work.notes.append(f"changed: {names(sorted(other))}; {taken}")
+        work.notes += [f"{task.file}:{flag.line}: {flag.what}" for task in self.tasks
+                       for flag in work.flags.get(task.id, ())]
+        return work
+
+    def take_marked(self, work, path, handed_out, text):
+        taken = marked_lines.take(handed_out, text, path)
+        work.lost.update(taken.lost)
+        work.flags.update(taken.flags)
+        if taken.outside:
+            work.notes.append(taken.outside + ("" if not self.settings.whole_files else "; taken (--whole-files)"))
+        if self.settings.whole_files or taken.text != handed_out:
+            work.files[path] = text if self.settings.whole_files else taken.text
+
+    # --- Grading -------------------------------------------------------------------------------------
+
+    def prepare(self, chosen, all_flavours=False):
+        """Compiles what does not depend on students, so that no submission has to wait for it, and finds out
+        what the solutions say, before any student's line is there."""
+        self.work = self.take(Submission())
+        self.fill(set())
+        programs = {self.right_program(task) for task in chosen} if self.solution else set()
+        self.compile_all("asan", [*map(self.program, chosen), *sorted(programs)], "what was handed out")
+        if self.solution:
+            for number, task in enumerate(chosen, 1):
+                self.say(f"the solution of task {task.id}, {number} of {len(chosen)}")
+                self.solution.expect(task)
+        races = [task for task in chosen if task.race]
+        if all_flavours and races and self.settings.races and tsan_wrapper() is not None:
+            self.compile_all("tsan", map(self.program, races), "what was handed out, with ThreadSanitizer")
+
+    def compile_all(self, flavour, programs, what):
+        self.configure(flavour)
+        status, output = self.workshop.compile(flavour, list(programs), what, self.say)
+        if status:
+            raise CourseworkError(f"{what} cannot be compiled in {self.workshop.folder}: {cut(last_words(output))}")
+
+    def grade(self, submission, chosen):
+        """Yields the verdict of each of these tasks. `self.work.notes` says what was not taken."""
+        self.work = self.take(submission)
+        known = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
+        self.fill(self.refused())
+        known |= self.compile("asan", [task for task in chosen if task.id not in known])
+        for task in chosen:
+            verdict = known.get(task.id) or self.run("asan", task)
+            if verdict.status == PASSED and task.race:
+                verdict = self.look_for_races(task, verdict)
+            yield verdict
+
+    def fill(self, put_back):
+        """Fills the mirror. The tasks in `put_back` are as they were handed out."""
+        files = {**self.handed_out, **self.work.files}
+        for task in self.tasks:
+            if task.id not in put_back or task.file not in self.work.files:
+                continue
+            if self.settings.whole_files:  # what is wrong may stand anywhere in the file
+                files[task.file] = self.handed_out[task.file]
+            else:
+                handed_out = table.lines_of(self.handed_out[task.file].read_text(), task.file, task.id)
+                files[task.file] = table.replace_section(files[task.file], task.file, task.id, handed_out)
+        self.workshop.fill(files)
+
+    def grave_flags(self, task):
+        return [flag for flag in self.work.flags.get(task.id, ()) if flag.grave and not self.settings.take_flagged]
+
+    def refused(self):
+        """The tasks whose lines are not compiled."""
+        return {task.id for task in self.tasks if self.grave_flags(task)}
+
+    def early_verdict(self, task):
+        """The verdict of a task for which nothing needs to be compiled. None for any other."""
+        verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile", file=task.file)
+        grave = self.grave_flags(task)
+        if task.file not in self.work.texts:
+            verdict.text = f"the file {task.file} is missing"
+            verdict.file = ""
+        elif task.id in self.work.lost and not self.settings.whole_files:
+            verdict.text = (f"the lines '// [task {task.id}] {task.name}' and '// [end {task.id}]' are not there as "
+                            "they were handed out: only what stands between them counts")
+        elif line := self.open_line(task):
+            return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
+        elif grave:
+            verdict.how, verdict.line = "refused", grave[0].line
+            verdict.text = f"{grave[0].what} has no business in a task; ask your teacher if you need it"
+        else:
+            return None
+        return verdict
+
+    def open_line(self, task):
+        begin, lines = marked_lines.submitted_lines(self.work.texts[task.file], task.id)
+        return next((begin + number for number, line in enumerate(lines or ())
+                     if line.strip().startswith("open_task(")), 0)
+
+    def look_for_races(self, task, verdict):
+        wrapper = tsan_wrapper() if self.settings.races else None
+        if wrapper is None:
+            why = "ThreadSanitizer cannot run here" if self.settings.races else "--no-races"
+            verdict.text = f"not looked for races: {why}"
+            return verdict
+        self.say(f"looking for races in task {task.id}")
+        broken = self.compile("tsan", [task])
+        return broken.get(task.id) or self.run("tsan", task, wrapper)
+
+    def run(self, flavour, task, wrapper=()):
+        race = flavour == "tsan"
+        way = Way(self.workshop.build(flavour).resolve() / self.program(task), self.workshop.path_in_tree,
+                  self.settings.sandbox, tuple(wrapper), race, self.own_lines(task), self.settings.seed)
+        verdict = verdict_of(task, way, None if race else self.solution)
+        if verdict.status != FAILED or race:
+            return self.in_submission(task, verdict)
+        headers = self.changed_headers or [path for path in self.work.files if path.endswith(".h")]
+        if verdict.how in ("crash", "memory") and headers:
+            verdict.text += (f"; the prebuilt solutions were compiled with {names(headers)} as handed out, and a "
+                             "changed class makes them crash")
+        verdict.warning = self.warning_in(task)
+        if verdict.how != "witness":
+            verdict.partly = {row["case"]: row["points"] for row in task.cases
+                              if case_passes(task, way, row, self.solution)}
+        return self.in_submission(task, verdict)
+
+    def solutions_way(self, task):
+        return Way(self.workshop.build("asan").resolve() / self.right_program(task), self.workshop.path_in_tree,
+                   self.settings.sandbox, seed=self.settings.seed)
+
+    def warning_in(self, task):
+        """The compiler's first warning in the task's lines, if they were compiled this time."""
+        own = self.own_lines(task)
+        return next((f"{file}:{self.submitted_line(task, line)}: {cut(text)}" for file, line, text in self.warnings
+                     if file == task.file and line in own), "")
+
+    # --- Lines: as compiled, and as submitted ----------------------------------------------------------
+
+    def compiled_text(self, task):
+        return self.work.files.get(task.file) or self.handed_out[task.file].read_text(errors="replace")
+
+    def own_lines(self, task):
+        """The lines between the task's markers, in the file that is compiled."""
+        try:
+            return table.section_of(self.compiled_text(task), task.file, task.id).lines
+        except CourseworkError:
+            return range(0)  # a marker is gone
+
+    def submitted_line(self, task, line):
+        """The number that a compiled line of the task has in the submitted file."""
+        own = self.own_lines(task)
+        begin, lines = marked_lines.submitted_lines(self.work.texts.get(task.file, ""), task.id)
+        return line - own.start + begin if line in own and lines is not None else line
+
+    def in_submission(self, task, verdict):
+        if verdict.file == task.file:
+            verdict.line = self.submitted_line(task, verdict.line)
+        return verdict
+
+    def program(self, task):
+        return f"tests/coursework/grade-{task.id}"
+
+    def right_program(self, task):
+        return f"tests/coursework/right-{task.id[:2]}"
+
+    # --- Compiling -------------------------------------------------------------------------------------
+
+    def configure(self, flavour):
+        self.workshop.configure(flavour, "grade")
+        self.workshop.refresh(flavour)
+
+    def compile(self, flavour, chosen):
+        """Compiles the programs of these tasks: first what students wrote, where solutions and hidden cases
+        are not there. What does not compile costs only the tasks in it: for the others it is put back as
+        it was handed out. Returns the verdicts of tasks that have no program."""
+        if not chosen:
+            return {}
+        self.configure(flavour)
+        what = f"task{'s' if len(chosen) > 1 else ''} {names([task.id for task in chosen])}"
+        what += " with ThreadSanitizer" if flavour == "tsan" else ""
+        programs = [self.program(task) for task in chosen]
+        written = {task.compiled for task in self.tasks if task.file in self.work.files} | set(self.work.files)
+        objects = self.workshop.needed(flavour, programs, self.workshop.compiled_from(flavour, written))
+        status, output = self.workshop.compile(flavour, objects, what, self.say, secret=True) if objects else (0, "")
+        self.warnings = self.messages(WARNING, output)
+        broken = self.broken_tasks(flavour, failed_edges(output)) if status else {}
+        if broken:
+            self.fill(broken.keys() | self.refused())
+        programs = [self.program(task) for task in chosen if task.id not in broken]
+        status, output = self.workshop.compile(flavour, programs, what, self.say)
+        failed = failed_edges(output)
+        for task in chosen:
+            if status != 0 and task.id not in broken and not self.workshop.is_up_to_date(
+                    flavour, self.program(task)):
+                said = failed.get(self.program(task)) or output
+                broken[task.id] = self.does_not_compile(task, said)
+        return {task.id: broken[task.id] for task in chosen if task.id in broken}
+
+    def broken_tasks(self, flavour, failed):
+        """The verdicts of the tasks in files that do not compile. A source with several headers
+        costs those that its errors are in."""
+        objects, broken = self.workshop.objects(flavour), {}
+        for target, said in failed.items():
+            affected = [task for task in self.tasks if objects.get(task.compiled) == target]
+            files = {self.workshop.path_in_tree(error["file"]) for error in ERROR.finditer(said)}
+            for task in [task for task in affected if task.file in files] or affected:
+                broken[task.id] = self.does_not_compile(task, said)
+        return broken
+
+    def does_not_compile(self, task, output):
+        """The verdict, with the compiler's first words: about the task's own file, if there are
+        any. Raises CourseworkError if they say nothing about the sources."""
+        verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile")
+        errors, undefined = self.messages(ERROR, output), UNDEFINED.search(output)
+        if errors:
+            own = [error for error in errors if error[0] == task.file]
+            verdict.file, verdict.line, text = (own or errors)[0]
+            verdict.text = cut(text)
+            if verdict.file.startswith("/"):  # a library's header: who included it?
+                asked = [place for place in self.messages(REQUIRED, output) if place[0][0] != "/"]
+                asked.sort(key=lambda place: place[0] != task.file)
+                verdict.file, verdict.line, _ = (asked or errors)[0]
+        elif undefined:
+            verdict.text = cut(undefined[0].strip())
+        elif EXHAUSTED.search(output):
+            verdict.file = task.file
+            verdict.text = "the compiler took more than 2 minutes or 3 GiB for the file that these lines are in"
+        else:
+            raise CourseworkError(f"task {task.id} could not be built in {self.workshop.folder}: "
+                                  f"{cut(last_words(output))}; expected a compiler's error")
+        return self.in_submission(task, verdict)
+
+    def messages(self, pattern, output):
+        """File in the tree, line and text of all compiler messages of this form."""
+        return [(self.workshop.path_in_tree(said["file"]), int(said["line"]), said["text"])
+                for said in pattern.finditer(output)]
+
+
+def last_words(output):
+    """The last line, except for those that follow every failure."""
+    follows = ("FAILED: ", "collect2: ", "compilation terminated", "ninja: ")
+    lines = [line.strip() for line in output.split("\n") if not line.startswith(follows)]
+    return next(filter(None, reversed(lines)), "nothing was said")
+
+
+def no_such_task(word, tasks):
+    return CourseworkError(f"there is no task {word}, expected one of "
+                           f"{', '.join(task.id for task in tasks)}, or a stage")
+
+
+def failed_edges(output):
+    """The output for each target that Ninja could not make, by target."""
+    parts = re.split(r"^(?=FAILED: |\[\d+/\d+\] )", output, flags=re.MULTILINE)
+    return {match[1]: part for part in parts if (match := FAILED_EDGE.match(part))}

@@ -1,0 +1,185 @@
+"""What is taken from a submission: the lines between a task's markers, and nothing else.
+
+All other lines are those that were handed out. What has no business between the markers is flagged: it
+would act on the tests, the grader or the machine instead of computing. A task with a grave flag is not
+compiled unless the teacher has looked at it (--take-flagged).
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from coursework import CourseworkError, tasks as table
+
+FORBIDDEN = {
+    "a process": "system popen fork vfork clone posix_spawn posix_spawnp execl execle execlp execv execve execvp execvpe "
+                 "fexecve _exit _Exit exit quick_exit abort terminate raise kill pthread_kill signal sigaction "
+                 "setjmp longjmp atexit at_quick_exit ptrace prctl syscall unshare setns personality daemon",
+    "a library": "dlopen dlmopen dlsym dlvsym dladdr dl_iterate_phdr",
+    "memory of others": "mmap munmap mprotect mremap memfd_create process_vm_readv process_vm_writev shm_open",
+    "a socket or a pipe": "socket socketpair connect accept bind listen sendmsg recvmsg sendto recvfrom pipe pipe2 mkfifo",
+    "files": "fopen freopen fdopen open64 openat creat dup dup2 dup3 ifstream fstream opendir readdir filesystem "
+             "readlink symlink chdir chroot mount",
+    "the environment": "getenv secure_getenv setenv putenv environ",
+    "the tests": "Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
+                 "tell_hint Witness HINT INFO",
+    "the compiler": "asm extern _Pragma constructor destructor import module",
+}
+METHODS = ("bind", "connect", "listen", "signal", "pipe", "mount")  # not grave as members of an object
+OUTLIVES = "an object that outlives the call"  # no fraud by itself
+BUSINESS = {word: what for what, words in FORBIDDEN.items() for word in words.split()}
+PATHS = re.compile(r"/proc\b|/sys\b|/dev\b|/etc\b|LOCKSTEP_|solutions/")
+# In this order: what begins first hides the others.
+PARTS = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<raw>\b(?:u8|[uUL])?R"[^(\n]*\()|"""
+                   r"""(?P<string>"(?:\\.|[^"\\\n])*")|(?P<character>(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+')|(?P<open>/\*)""",
+                   re.DOTALL)
+TOKEN = re.compile(r"[A-Za-z_]\w*|[{}();=]|::|\S")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What has no business where it stands."""
+
+    line: int  # in the submitted file, from 1
+    what: str
+    grave: bool = True  # the task is not compiled; otherwise it is only told
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A handed-out file with the submitted lines of its tasks, and what is to be said of it."""
+
+    text: str
+    lost: tuple = ()  # ids of tasks whose markers the submitted file has not
+    flags: dict = None  # Flags by the task's id
+    outside: str = ""  # where else the file differs
+
+
+def take(handed_out, submitted, file):
+    """Takes the marked lines of all tasks of a file."""
+    text, lost, flags = handed_out, [], {}
+    for section in table.find_sections(handed_out, file):
+        begin, lines = submitted_lines(submitted, section.id)
+        if lines is None:
+            lost.append(section.id)
+            continue
+        text = table.replace_section(text, file, section.id, lines)
+        flags[section.id] = flag(lines, begin, at_margin=not section.indent)
+    return Taken(text, tuple(lost), flags, differences(handed_out, submitted, file))
+
+
+def submitted_lines(text, task_id):
+    """The number of the first line after a task's marker, and the lines up to its end. None for the lines
+    if the markers are not there, twice there, or around others."""
+    marks = [(number, match[2], match[3]) for number, line in enumerate(text.split("\n"))
+             if (match := table.MARKER.match(line.rstrip()))]
+    own = [place for place, mark in enumerate(marks) if mark[2] == task_id]
+    if [marks[place][1] for place in own] != ["task", "end"] or own[1] != own[0] + 1:
+        return 0, None
+    begin, end = marks[own[0]][0], marks[own[1]][0]
+    return begin + 2, [line.rstrip("\r") for line in text.split("\n")[begin + 1:end]]
+
+
+def differences(handed_out, submitted, file):
+    """The places outside of the markers where a file differs, in words; "" if there are none."""
+    try:
+        theirs = table.outside_text(submitted, file).split("\n")
+    except CourseworkError as error:
+        return str(error)
+    ours = table.outside_text(handed_out, file).split("\n")
+    ours, theirs = ([line.rstrip() for line in lines] for lines in (ours, theirs))
+    changes = [change for change in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
+               if change[0] != "equal"]
+    if not changes:
+        return ""
+    lines = sum(max(change[2] - change[1], change[4] - change[3]) for change in changes)
+    first = next(iter(theirs[changes[0][3]:changes[0][4]] or ours[changes[0][1]:changes[0][2]]))
+    return f"{file} differs outside of the markers, first at '{first.strip()[:60]}' ({lines} lines)"
+
+
+# --- What has no business there ------------------------------------------------------------------
+
+def flag(lines, begin, at_margin=False):
+    """The Flags of a task's lines, the first of which is line `begin` of its file. `at_margin`: they are
+    whole functions."""
+    text = "\n".join(lines)
+    found = [Flag(begin + number, what) for number, line in enumerate(lines) for what in line_flags(line)]
+    code = ""
+    place = 0
+    for part in PARTS.finditer(text):
+        code += text[place:part.start()]
+        found += [Flag(begin + line_of(text, part.start()), what) for what in part_flags(part)]
+        code += re.sub(r"[^\n]", " ", part[0])
+        place = part.end()
+    code += text[place:]
+    found += [Flag(begin + line_of(code, place), what, OUTLIVES not in what)
+              for place, what in code_flags(code, at_margin)]
+    return sorted(set(found), key=lambda one: (one.line, one.what))
+
+
+def line_of(text, place):
+    return text.count("\n", 0, place)
+
+
+def line_flags(line):
+    """Flags that do not depend on what is a comment: the preprocessor comes first."""
+    stripped = line.strip()
+    if re.match(r"#|%:|\?\?=", stripped):
+        yield f"'{stripped.split('//')[0].strip()[:40]}': a line for the preprocessor"
+    if stripped.endswith(("\\", "??/")):
+        yield "a line that goes on in the next one"
+
+
+def part_flags(part):
+    if part["raw"]:
+        yield "a raw string"
+    elif part["open"]:
+        yield "a comment without an end"
+    elif part["string"] and (found := PATHS.search(part["string"])):
+        yield f"'{found[0]}' in a text"
+
+
+def code_flags(code, at_margin):
+    """Places and Flags of code without comments and strings."""
+    tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
+    yield from word_flags(tokens)
+    for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", r"\[\[\s*(?:gnu|clang)\b"):
+        for match in re.finditer(pattern, code):
+            yield match.start(), f"'{match[0]}'"
+    depth = 0
+    for place, token in tokens:
+        depth += {"{": 1, "}": -1}.get(token, 0)
+        if depth < 0:
+            yield place, "'}': the end of the function that the lines are in"
+            return
+    if at_margin:
+        yield from object_flags(tokens)
+
+
+def word_flags(tokens):
+    for number, (place, word) in enumerate(tokens):
+        following = tokens[number + 1][1] if number + 1 < len(tokens) else ""
+        before = tokens[number - 1][1] if number else ""
+        if word in BUSINESS and not (before in (".", ">") and following == "(" and word in METHODS):
+            yield place, f"'{word}': {BUSINESS[word]}"
+        elif word.startswith("__"):
+            yield place, f"'{word}': a name of the compiler's own"
+        elif word == "thread_local" or (word == "static" and following != "constexpr"):
+            yield place, f"'{word}': {OUTLIVES}"
+
+
+def object_flags(tokens):
+    """At the margin stand whole functions: an object there would be made before the tests begin."""
+    depth, statement = 0, []
+    for place, token in tokens:
+        if depth == 0 and token == ";" and is_object([word for _, word in statement]):
+            yield statement[0][0], f"'{statement[0][1]}': an object outside of the functions"
+        depth += {"{": 1, "}": -1}.get(token, 0)
+        statement = [] if depth == 0 and token in ";}" else [*statement, (place, token)]
+
+
+def is_object(words):
+    """Whether a statement outside of all functions makes an object while the program starts."""
+    if not words or words[0] in ("using", "struct", "class", "enum") or "constexpr" in words:
+        return False
+    return "=" in words or "(" not in words

@@ -1,0 +1,176 @@
+"""Finds what a student submitted, in whatever form, and lays it over the tree that was handed out.
+
+A submission is a whole tree, a few of its files, one file, or an archive (zip, tar) of one of these.
+Only regular files of moderate size are read; names that lead out of the submission are not taken. git is
+never asked about a submission: its settings might start programs.
+"""
+
+import stat
+import tarfile
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from coursework import CourseworkError, SOLUTIONS, tree
+
+LARGEST = 1 << 20  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
+MOST_FILES = 20_000
+MOST_BYTES = 64 << 20  # of an archive, unpacked
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst")
+
+
+@dataclass
+class Submission:
+    """The files of a student that have a place in the tree: texts by path."""
+
+    files: dict = field(default_factory=dict)
+    notes: list = field(default_factory=list)
+
+
+def name_of(path):
+    """A student's name: that of the folder, archive or file."""
+    name = Path(path).name
+    ending = next((ending for ending in sorted(ARCHIVES, key=len, reverse=True) if name.lower().endswith(ending)), "")
+    return name[:len(name) - len(ending)] if ending else name
+
+
+def is_archive(path):
+    return path.is_file() and str(path).lower().endswith(ARCHIVES)
+
+
+def read_submission(path, places):
+    """Reads the submission at `path`. `places` are the paths of files that students may change. Raises
+    CourseworkError if nothing in it belongs to the tree."""
+    path = Path(path)
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+        raise CourseworkError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
+    with unpacked(path) as folder:
+        submission = lay(folder, places)
+    if not submission.files:
+        raise CourseworkError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
+                              "under their names")
+    return submission
+
+
+@contextmanager
+def unpacked(path):
+    """The folder with what was submitted."""
+    if path.is_dir():
+        yield path
+        return
+    with TemporaryDirectory(prefix="lockstep-submission-") as folder:
+        if is_archive(path):
+            try:
+                (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder))
+            except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, ValueError, RuntimeError,
+                    NotImplementedError) as error:
+                raise CourseworkError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
+        else:
+            tree.copy_file(path, Path(folder) / path.name)
+        yield Path(folder)
+
+
+def unzip(path, folder):
+    with zipfile.ZipFile(path) as archive:
+        for member in checked(archive.infolist(), lambda member: (member.filename, member.file_size)):
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if not member.is_dir() and kind in (0, stat.S_IFREG):
+                with archive.open(member) as content:
+                    write(folder, member.filename, content)
+
+
+def untar(path, folder):
+    with tarfile.open(path) as archive:
+        for member in checked(archive, lambda member: (member.name, member.size)):
+            if member.isfile():
+                write(folder, member.name, archive.extractfile(member))
+
+
+def checked(members, facts):
+    """The members of an archive, as long as they are not too many or too large."""
+    bytes_so_far = 0
+    for number, member in enumerate(members, 1):
+        bytes_so_far += facts(member)[1]
+        if number > MOST_FILES or bytes_so_far > MOST_BYTES:
+            raise ValueError(f"more than {MOST_FILES} files, or more than {MOST_BYTES >> 20} MiB")
+        yield member
+
+
+def write(folder, name, content):
+    """Writes a member below the folder; one whose name leads elsewhere is left out."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        return
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content.read(LARGEST + 1))
+
+
+# --- Where its files belong ----------------------------------------------------------------------
+
+def lay(folder, places):
+    """Finds the place of each file. What has none in the tree is named in the notes."""
+    found = Submission()
+    paths = list_plain(folder)
+    root = root_of(paths, places)
+    by_name = {}
+    for place in places:
+        by_name.setdefault(place.rsplit("/", 1)[-1], []).append(place)
+    strange = []
+    for path in paths:
+        place = path.removeprefix(root)
+        if place not in places and not root:
+            place = next((one for one in places if path.endswith("/" + one)), place)
+        if place not in places and "/" not in path.removeprefix(root):  # a file by itself, under its name
+            fitting = by_name.get(path.rsplit("/", 1)[-1], [])
+            place = fitting[0] if len(fitting) == 1 else place
+        if place in places and place not in found.files:
+            text = read_text(folder / path)
+            if text is None:
+                found.notes.append(f"not taken: {path} has more than {LARGEST >> 20} MiB, or is no text")
+            else:
+                found.files[place] = text
+        elif tree.is_students(place):
+            strange.append(path)
+    if strange:
+        more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
+        found.notes.append(f"not taken, they have no place in the tree: {', '.join(strange[:5])}{more}")
+    return found
+
+
+def list_plain(folder):
+    """Paths of the regular files in a folder; git, links, solutions and what is built are left out."""
+    paths = []
+    for path in sorted(tree.walk(folder)):
+        if len(paths) > MOST_FILES:
+            raise CourseworkError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
+        if f"{SOLUTIONS}/" not in path and tree.is_plain(folder, path):
+            paths.append(path)
+    return paths
+
+
+def root_of(paths, places):
+    """The folder, as "a/b/", below which most files have their places."""
+    best, most = "", 0
+    counts = {}
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(min(len(parts), 6)):
+            if "/".join(parts[depth:]) in places:
+                root = "".join(part + "/" for part in parts[:depth])
+                counts[root] = counts.get(root, 0) + 1
+    for root, count in counts.items():
+        if count > most:
+            best, most = root, count
+    return best
+
+
+def read_text(path):
+    """A file's text; None if it is too large, or has a zero byte."""
+    with open(path, "rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST or b"\0" in content:
+        return None
+    return content.decode(errors="replace").replace("\r\n", "\n")

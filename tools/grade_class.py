@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Grade all submissions of a class: `./lockstep grade-class SUBMISSIONS -o RESULTS`.
+
+Each entry of the folder SUBMISSIONS is a student's: a tree, some files of it, or an archive. Run again, it
+goes on where it was interrupted. The exit status is 0 if every submission was graded, 1 if one could not
+be, 2 if nothing could (docs/coursework.md).
+"""
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import grade
+from command_line import Parser, complain, run_command
+from coursework import CourseworkError, gradebook, handed_out, marked_lines, similarity, tasks as table
+from coursework.grader import Grader
+from coursework.report import facts_of, how_graded, points, students_report
+from coursework.sandbox import NONE
+from coursework.submission import list_plain, name_of, read_submission
+from coursework.workshop import Workshop
+from plain_files import read_json, write_whole
+from progress import CORES, Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+EACH = 40.0  # seconds that a submission takes, before the first of this run (two cores of an AMD EPYC, 2026)
+
+
+def say(text):
+    print(f"lockstep grade-class: {text}", file=sys.stderr, flush=True)
+
+
+def parse_options(argv, root):
+    parser = Parser(prog="lockstep grade-class", description=__doc__.splitlines()[0])
+    parser.refused = 2
+    parser.add_argument("submissions", type=Path, metavar="SUBMISSIONS", help="a folder with an entry for each student")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="a task (02.1) or stage (02), default all")
+    parser.add_argument("-o", dest="results", type=Path, metavar="RESULTS", required=True,
+                        help="a folder for marks and reports")
+    grade.add_options(parser, root)
+    return parser.parse_args(argv)
+
+
+def find_students(folder):
+    """The submissions by the students' names."""
+    if not folder.is_dir():
+        raise CourseworkError(f"{folder}: expected a folder with an entry for each student")
+    students = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        name = name_of(path)
+        if name in students:
+            raise CourseworkError(f"{students[name]} and {path} have the same name, {name}: expected one of them")
+        students[name] = path
+    if not students:
+        raise CourseworkError(f"{folder} is empty, expected an entry for each student")
+    return students
+
+
+class Results:
+    """The folder with what is known so far. A student's file is written whole, last of all: what it says is
+    not found out again."""
+
+    def __init__(self, folder, wanted):
+        self.folder, self.students = folder, folder / "students"
+        self.students.mkdir(parents=True, exist_ok=True)
+        self.plan = self.folder / "grading.json"
+        if not self.plan.is_file():
+            write_whole(self.plan, json.dumps(wanted, indent=1) + "\n")
+        made = read_json(self.plan)
+        other = [key for key in wanted if key != "seed" and wanted[key] != made.get(key)]
+        if other:
+            raise CourseworkError(f"{folder} has results of a grading with {other[0]} {made.get(other[0])}, this one has "
+                                  f"{wanted[other[0]]}: name another folder")
+        self.seed = made["seed"]
+
+    def known(self, name, digest):
+        """What is known of this submission, if it is still the same; else None."""
+        try:
+            facts = read_json(self.students / f"{name}.json")
+        except (OSError, ValueError):
+            return None
+        return facts if facts.get("submission") == digest else None
+
+    def keep(self, name, facts, report):
+        write_whole(self.students / f"{name}.txt", report)
+        write_whole(self.folder / "gradescope" / f"{name}.json",
+                    json.dumps(gradebook.gradescope(facts), indent=1) + "\n")
+        write_whole(self.folder / "autolab" / f"{name}.json", gradebook.autolab(facts) + "\n")
+        write_whole(self.students / f"{name}.json", json.dumps(facts, indent=1) + "\n")
+
+    def make_folders(self):
+        for name in ("gradescope", "autolab"):
+            (self.folder / name).mkdir(exist_ok=True)
+
+
+def digest_of(path):
+    """A checksum of what was submitted; the place does not count."""
+    whole = hashlib.sha256()
+    files = [(name, path / name) for name in list_plain(path)] if path.is_dir() else [(path.name, path)]
+    for name, file in files:
+        whole.update(name.encode(errors="surrogateescape") + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+def grade_one(grader, path, chosen):
+    """Facts and report of one submission. One that cannot be graded has no points, and says why."""
+    begin, verdicts, notes = time.monotonic(), [], []
+    try:
+        submission = read_submission(path, grader.places)
+        verdicts = list(grader.grade(submission, chosen))
+        notes = grader.work.notes
+    except CourseworkError as error:
+        notes = [f"could not be graded: {error}"]
+    facts = facts_of(path.name, verdicts, notes, time.monotonic() - begin, grader.settings)
+    facts["of"], facts["graded"] = sum(task.points for task in chosen), bool(verdicts)
+    return facts, students_report(facts, verdicts)
+
+
+def grade_all(students, results, grader, chosen):
+    """Grades those that are not known. Returns all facts by name."""
+    rows = {name: results.known(name, digest_of(path)) for name, path in students.items()}
+    left = [name for name, facts in rows.items() if facts is None]
+    if len(left) < len(rows):
+        say(f"{len(rows) - len(left)} of {len(rows)} are graded already")
+    progress = Progress(say)
+    progress.expect({name: EACH * CORES for name in left})
+    with progress.shown():
+        for number, name in enumerate(left, 1):
+            with progress.step(name):
+                facts, report = grade_one(grader, students[name], chosen)
+                facts["submission"] = digest_of(students[name])
+                results.keep(name, facts, report)
+                rows[name] = facts
+            print(f"{name}: {points(facts['points'])} of {points(facts['of'])} points ({number} of {len(left)})",
+                  flush=True)
+    return rows
+
+
+def look_for_copies(students, grader, chosen):
+    """Pairs of students whose marked lines are alike, and how many have written each task."""
+    texts = {}
+    for name, path in students.items():
+        try:
+            texts[name] = read_submission(path, grader.places).files
+        except CourseworkError:
+            continue
+    pairs, counts = [], {}
+    for task in chosen:
+        handed_out = "\n".join(table.lines_of(grader.handed_out[task.file].read_text(), task.file, task.id))
+        lines = {name: "\n".join(found) for name, files in texts.items()
+                 if (found := marked_lines.submitted_lines(files.get(task.file, ""), task.id)[1])}
+        counts[task.id] = sum(text != handed_out for text in lines.values())
+        pairs += similarity.pairs_of(task.id, lines, handed_out)
+    return pairs, counts
+
+
+def write_summary(results, rows, students, grader, chosen):
+    write_whole(results.folder / "grades.csv", gradebook.grades_csv(rows, chosen))
+    write_whole(results.folder / "grades.json", json.dumps(rows, indent=1) + "\n")
+    pairs, counts = look_for_copies(students, grader, chosen)
+    write_whole(results.folder / "similarity.md", similarity.report(pairs, counts))
+    say(f"{results.folder}: grades.csv, grades.json, a report for each student in students/, gradescope/, autolab/, "
+        f"and similarity.md with {len(pairs)} pairs")
+
+
+def grade_class(options, root):
+    """Returns whether every submission was graded."""
+    if not handed_out.is_teachers(root):
+        raise CourseworkError(f"{root} is a student's tree: a class is graded in the repository that has the solutions")
+    students = find_students(options.submissions)
+    settings = grade.settings_of(options, root)
+    say(how_graded(settings))
+    if settings.sandbox.kind == NONE and options.sandbox:
+        raise CourseworkError(f"there is no sandbox ({settings.sandbox.why}), and students' code would run with your "
+                              "rights: install bubblewrap, or give --no-sandbox")
+    wanted = {"seed": settings.seed, "tasks": options.tasks, "races": settings.races, "sandbox": settings.sandbox.kind,
+              "whole_files": settings.whole_files, "take_flagged": settings.take_flagged}
+    results = Results(options.results, wanted)
+    results.make_folders()
+    settings = replace(settings, seed=results.seed)
+    workshop = Workshop(options.build.resolve(), settings.sandbox)
+    with workshop.locked(say):
+        grader = Grader(handed_out.handed_out_tree(root, workshop, say), workshop, say, settings)
+        chosen = grader.select(options.tasks)
+        grader.prepare(chosen, all_flavours=True)
+        grader.say = lambda text: None
+        rows = grade_all(students, results, grader, chosen)
+        write_summary(results, rows, students, grader, chosen)
+    return all(facts["graded"] for facts in rows.values())
+
+
+def main(argv, root=ROOT):
+    options = parse_options(argv, root)
+    try:
+        return 0 if grade_class(options, root) else 1
+    except (CourseworkError, OSError) as error:
+        complain("lockstep grade-class", error)
+        return 2
+
+
+if __name__ == "__main__":
+    run_command(main)
