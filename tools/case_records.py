@@ -26,6 +26,7 @@ ALLOWED_SKIPS = (
     "no mpirun",
     "no mpiexec.mpich",
     "no pandoc",
+    "no Sphinx",
     "no torch",
     "no Chromium",
     "TSan cannot map its shadow",

@@ -34,7 +34,7 @@ NOT_RUN = (
     ("tests/tools runs it", r"\b(srun|sbatch)\b"),
     ("no torch", r"\btorchrun\b"),
     ("tests/coursework runs it", r"lockstep (exercise|grade|grade-class)\b"),
-    ("tests/tools runs it", r"lockstep (calibrate|figures|format|lint|predict|show)\b|run_python_tests\.py"),
+    ("tests/tools runs it", r"lockstep (calibrate|figures|format|lint|predict|show|site)\b|run_python_tests\.py"),
     ("takes minutes", r"lockstep (run|test|bench|compare|data)\b|tools/try-release\b"),
     ("names no program", r"\bPROGRAM\b"),
 )
@@ -42,7 +42,7 @@ PYTHON_TOOLS = {"run": "compare.py", "compare": "compare.py", "test": "run_tests
                 "bench": "bench.py", "data": "fetch_data.py", "exercise": "exercise.py",
                 "grade": "grade.py", "grade-class": "grade_class.py", "gpu-check": "gpu-check", "format": "format.py",
                 "lint": "lint.py", "calibrate": "calibrate.py", "figures": "figures.py", "predict": "predict.py",
-                "show": "step_page.py"}
+                "show": "step_page.py", "site": "web_site.py"}
 
 # Replaces a program: few steps on generated images, unless the command itself names generated ones;
 # then few steps of large networks.

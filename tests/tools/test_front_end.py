@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = ROOT / "lockstep"
-COMMANDS = ["run", "compare", "test", "data", "bench", "calibrate", "predict", "show", "figures", "launch", "exercise", "grade", "grade-class",
+COMMANDS = ["run", "compare", "test", "data", "bench", "calibrate", "predict", "show", "figures", "site", "launch", "exercise", "grade",
+            "grade-class",
             "gpu-check", "format", "lint", "doctor", "help"]
 BASICS = ["awk", "basename", "bash", "cat", "cut", "dirname", "env", "grep", "mkdir", "mktemp",
           "nproc", "readlink", "rm", "sed", "sleep", "xargs"]
