@@ -70,7 +70,7 @@ StageLink::StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, i
 }
 
 StageLink::~StageLink() {
-  await_sent();
+  if (!under_way_.empty()) passes_.wait(under_way_.back().arrived);
   stream_.wait(passes_.record());  // the places are freed in this stream's order
 }
 
@@ -88,9 +88,17 @@ void StageLink::send(const Tensor& x, int to, const Context& context) {
   under_way_.push_back({x, stream_.record()});
 }
 
-void StageLink::await_sent() {
-  if (!under_way_.empty()) passes_.wait(under_way_.back().arrived);  // it is the last one
+void StageLink::await_sent(const Context& context) {
+  if (!under_way_.empty()) await(under_way_.back().arrived, context);  // it is the last one
   under_way_.clear();
+}
+
+/// The passes wait; in training that time is measured.
+void StageLink::await(const Event& arrived, const Context& context) {
+  if (context.facts.training) waits_.start();
+  passes_.wait(arrived);
+  waits_.end("waited");
+  waits_.stop();
 }
 
 Tensor StageLink::receive(int64_t samples, int from, Context& context) {
@@ -104,10 +112,7 @@ Tensor StageLink::receive(int64_t samples, int from, Context& context) {
   }
   const Tensor arrived = place.memory.range(0, shape), x = context.empty(shape);
   comm_->receive(stream_, arrived, from);
-  if (context.facts.training) waits_.start();
-  passes_.wait(stream_.record());
-  waits_.end("waited");
-  waits_.stop();
+  await(stream_.record(), context);
   passes_.copy(x.data(), arrived.data(), x.bytes());
   place.emptied = passes_.record();
   return x;
@@ -234,7 +239,7 @@ Tensor RankPipeline::evaluate(const Tensor& x, Context& context) {
   const Tensor y = layers().forward(
       is_first() ? x : activations_.receive(samples, stage_ - 1, context), context);
   if (!is_last()) activations_.send(y, stage_ + 1, context);
-  activations_.await_sent();
+  activations_.await_sent(context);
   const Tensor scores = is_last() ? y : context.empty({samples, classes_});
   Communicator& comm = calls_.comm();
   calls_.run("scores", Purpose::other, context,
@@ -244,8 +249,8 @@ Tensor RankPipeline::evaluate(const Tensor& x, Context& context) {
 
 /// A loss that is not finite is so on all ranks then: none of them moves.
 void RankPipeline::end_step(Context& context) {
-  activations_.await_sent();
-  gradients_.await_sent();
+  activations_.await_sent(context);
+  gradients_.await_sent(context);
   calls_.run("loss", Purpose::other, context,
              [&](Stream stream) { calls_.comm().all_reduce(stream, loss_); });
   next_ = 0;

@@ -56,12 +56,13 @@ class StageLink {
   /// BadInput where the first one has another number of them.
   Tensor receive(int64_t samples, int from, Context& context);
   /// What the passes enqueue from now on comes after all that was sent has arrived.
-  void await_sent();
+  void await_sent(const Context& context);
 
   /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
   int64_t bytes_sent() const { return comm_->bytes_sent(Purpose::activations); }
   int64_t bytes_by_sizes() const { return bytes_by_sizes_; }
-  /// Seconds that training passes have waited for what comes in. Waits for the last one.
+  /// Seconds that training passes have waited for what comes in, and until what they have sent has
+  /// arrived. Waits for the last one.
   double seconds_waited() { return waits_.total("waited"); }
 
  private:
@@ -74,6 +75,7 @@ class StageLink {
     std::optional<Event> emptied{};  // of the passes: they have copied what was there
   };
 
+  void await(const Event& arrived, const Context& context);
   void tell_extents(const Tensor& x, int to);
   void learn_extents(int64_t samples, int from);
 
