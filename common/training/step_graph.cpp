@@ -5,38 +5,31 @@
 namespace lockstep {
 namespace {
 
-/// While it lives, the context's work is captured, with memory of `pool`. An error of the work ends
-/// the capture as well: the stream goes on, and nothing is left of what was captured.
+/// While it lives, the context has memory of `pool`, and lists its effects. Where no graph came of
+/// the capture meanwhile, for an error, that is over, too: the stream goes on.
 class Capture {
  public:
   Capture(Context& context, std::shared_ptr<TensorPool> pool,
-          std::vector<std::function<void()>>& effects)
-      : context_(context) {
-    context_.stream().begin_capture();
-    common_pool_ = context_.replace_pool(std::move(pool));
+          std::vector<std::function<void()>>& effects, const std::unique_ptr<Graph>& graph)
+      : context_(context), common_pool_(context.replace_pool(std::move(pool))), graph_(graph) {
     context_.record_effects(&effects);
   }
   ~Capture() {
     context_.record_effects(nullptr);
     context_.replace_pool(common_pool_);
-    if (ended_) return;
+    if (graph_) return;
     try {
       context_.stream().end_capture();
-    } catch (...) {  // of the error that is on its way
+    } catch (...) {  // the error that is on its way tells more
     }
   }
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  std::unique_ptr<Graph> end() {
-    ended_ = true;
-    return context_.stream().end_capture();
-  }
-
  private:
   Context& context_;
-  std::shared_ptr<TensorPool> common_pool_;
-  bool ended_ = false;
+  const std::shared_ptr<TensorPool> common_pool_;
+  const std::unique_ptr<Graph>& graph_;
 };
 
 }  // namespace
@@ -60,9 +53,10 @@ void StepGraph::run(int64_t size, const std::function<void()>& work) {
 void StepGraph::capture(const std::function<void()>& work) {
   pool_ = std::make_shared<TensorPool>(context_.stream());
   effects_.clear();
-  Capture capture(context_, pool_, effects_);
+  const Capture capture(context_, pool_, effects_, graph_);
+  context_.stream().begin_capture();
   work();
-  graph_ = capture.end();
+  graph_ = context_.stream().end_capture();
 }
 
 }  // namespace lockstep
