@@ -36,7 +36,7 @@ class Hidden {
 
   /// A whole number from `least` to `most`; the same on every machine.
   template <class Number = int64_t>
-  Number whole(Number least, Number most) {
+  Number whole(std::type_identity_t<Number> least, std::type_identity_t<Number> most) {
     return least + static_cast<Number>(generator_() % static_cast<uint64_t>(most - least + 1));
   }
   bool coin() { return whole(0, 1) == 1; }
