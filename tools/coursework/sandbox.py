@@ -141,8 +141,9 @@ def system_paths():
 
 
 def tool_places():
-    """Where the tools are, and where links of them lead."""
-    found = [place for tool in TOOLS if (place := shutil.which(tool))]
+    """Where the tools are, and where links of them lead. A build also depends on Meson's Python: without it
+    Ninja would have the build's files made anew."""
+    found = [sys.executable, *(place for tool in TOOLS if (place := shutil.which(tool)))]
     return {*found, *map(os.path.realpath, found)}
 
 
