@@ -122,9 +122,16 @@ def parts(root):
             f"or a tag ({numbered(tags(root))})")
 
 
-def with_tag(row, tag):
+def tags_of_source(source, root):
+    """The tags of a file's cases, and of those in sources that it includes, as hidden cases include visible ones."""
+    text = Path(source).read_text()
+    included = [Path(root, path) for path in re.findall(r'^#include "(tests/[^"]+\.cpp)"', text, re.MULTILINE)]
+    return tags_in(text).union(*(tags_in(path.read_text()) for path in included))
+
+
+def with_tag(row, tag, root):
     """The row narrowed to its cases with a tag, or None where its sources have no such case."""
-    if not any(tag in tags_in(Path(source).read_text()) for source in row.sources):
+    if not any(tag in tags_of_source(source, root) for source in row.sources):
         return None
     *command, cases = row.command if len(row.command) > 1 else (*row.command, "")
     narrowed = ",".join(f"{each}[{tag}]" for each in cases.split(","))
@@ -138,4 +145,4 @@ def select(rows, part, full, root):
         return chosen
     if part in KINDS or part in stages(root):
         return [row for row in chosen if part in row.suites]
-    return [row for row in (with_tag(row, part) for row in chosen) if row]
+    return [row for row in (with_tag(row, part, root) for row in chosen) if row]

@@ -116,7 +116,7 @@ type_traits | bool_constant common_type_t conditional_t decay_t enable_if_t fals
           | is_floating_point_v is_integral_v is_invocable_v is_nothrow_move_constructible_v
           | is_same_v is_signed_v is_trivially_copyable_v is_unsigned_v is_void_v make_signed_t
           | make_unsigned_t remove_const_t remove_cvref_t remove_pointer_t remove_reference_t
-          | true_type underlying_type_t void_t
+          | true_type type_identity_t underlying_type_t void_t
 unordered_map | unordered_map unordered_multimap
 unordered_set | unordered_set
 utility   | as_const cmp_equal cmp_greater cmp_less cmp_less_equal declval exchange forward get
