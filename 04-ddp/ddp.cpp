@@ -14,7 +14,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
                                                  Stream communication,
                                                  const ReplicaOptions& options)
     : Replica(std::move(module), parameters, comm, communication, options.all_reduce,
-              options.broadcast_buffers),
+              options.compress, options.broadcast_buffers),
       options_(options),
       in_order_(parameters.parameters().rbegin(), parameters.parameters().rend()),
       ready_(in_order_.size(), false) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "04-ddp/buckets.h"
+#include "04-ddp/compression.h"
 #include "04-ddp/replica.h"
 #include "common/rendezvous/agreement.h"
 
@@ -29,6 +30,7 @@ struct BucketOptions {
 struct ReplicaOptions {
   ReplicaKind ddp = ReplicaKind::bucketed;
   AllReduceKind all_reduce = AllReduceKind::library;
+  Compression compress = Compression::none;
   BucketOptions buckets{};
   /// Nothing is reduced before backward has ended. The same sums, later.
   bool no_overlap = false;

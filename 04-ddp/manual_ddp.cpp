@@ -9,8 +9,9 @@ void broadcast_parameters(const FlatParameters& parameters, Communicator& comm) 
 }
 
 ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters,
-                     Communicator& comm, Stream communication, AllReduceKind kind)
-    : Replica(std::move(module), parameters, comm, communication, kind,
+                     Communicator& comm, Stream communication, AllReduceKind kind,
+                     Compression compress)
+    : Replica(std::move(module), parameters, comm, communication, kind, compress,
               /*broadcast_buffers=*/true) {
   broadcast_parameters(parameters, comm);
   broadcast_buffers();

@@ -15,7 +15,7 @@ void broadcast_parameters(const FlatParameters& parameters, Communicator& comm);
 class ManualDdp final : public Replica {
  public:
   ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
-            Stream communication, AllReduceKind kind);
+            Stream communication, AllReduceKind kind, Compression compress = Compression::none);
 
   Tensor backward(const Tensor& dy, Context& context) override;
 };

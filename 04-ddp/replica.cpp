@@ -25,13 +25,15 @@ std::string StepTimes::text(bool may_overlap) const {
 
 Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameters,
                  Communicator& comm, Stream communication, AllReduceKind kind,
-                 bool broadcast_buffers)
+                 Compression compression, bool broadcast_buffers)
     : module_(add_module("", std::move(module))),
       parameters_(parameters),
       comm_(comm),
       passes_(parameters.stream()),
       communication_(communication),
       all_reduce_(comm, kind, communication),
+      compression_(compression),
+      mean_in_16_bits_(comm, communication),
       running_statistics_(comm, passes_, communication_, parameters.buffer_values(),
                           broadcast_buffers),
       own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
@@ -70,12 +72,23 @@ Tensor Replica::forward(const Tensor& x, Context& context) {
 
 void Replica::average_gradients(const Tensor& gradients) {
   communication_times_.start();
+  const int64_t rounded = count_in_16_bits(gradients);
+  const Tensor others = gradients.range(rounded, {gradients.elements() - rounded});
   if (comm_.world_size() > 1) {
     communication_.kernels().check_finite(communication_, state_, gradients, own_health_);
-    communication_.kernels().scale(communication_, Real(1) / Real(comm_.world_size()), gradients);
+    communication_.kernels().scale(communication_, Real(1) / Real(comm_.world_size()), others);
   }
-  all_reduce_(gradients);
+  if (rounded > 0) mean_in_16_bits_(gradients.range(0, {rounded}));
+  if (others.elements() > 0) all_reduce_(others);
   communication_times_.end("communication");
+}
+
+/// The first numbers of the part: not the loss and the marks, which follow the last gradient. One
+/// rank sends nothing, and rounds nothing.
+int64_t Replica::count_in_16_bits(const Tensor& part) const {
+  if (compression_ == Compression::none || comm_.world_size() == 1) return 0;
+  const int64_t first = part.data() - parameters_.contribution().data();
+  return std::clamp<int64_t>(parameters_.gradients().elements() - first, 0, part.elements());
 }
 
 void Replica::finish_reduction() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "04-ddp/all_reduce.h"
+#include "04-ddp/compression.h"
 #include "common/nn/module.h"
 #include "common/rendezvous/agreement.h"
 #include "common/training/phase_timer.h"
@@ -88,14 +89,18 @@ class Replica : public Module {
   StepTimes times(int64_t steps);
   /// Whether a reduction may begin before backward has ended.
   virtual bool overlaps() const { return false; }
+  /// What gradients are sent in.
+  Compression compression() const { return compression_; }
 
  protected:
   /// `parameters` are those of `module`, on the stream of its passes; they and `comm` must outlive
   /// this object.
   Replica(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
-          Stream communication, AllReduceKind kind, bool broadcast_buffers);
+          Stream communication, AllReduceKind kind, Compression compression,
+          bool broadcast_buffers);
 
-  /// `gradients`, for which the communication stream waits, become their mean over the ranks there.
+  /// `gradients`, for which the communication stream waits, become their mean over the ranks there:
+  /// a part of FlatParameters::contribution(), which may end with the loss and the marks.
   void average_gradients(const Tensor& gradients);
   /// After this, on the stream of the passes, all gradients are averaged.
   void finish_reduction();
@@ -106,7 +111,11 @@ class Replica : public Module {
   Stream passes_, communication_;
 
  private:
+  int64_t count_in_16_bits(const Tensor& part) const;
+
   AllReduce all_reduce_;
+  Compression compression_;
+  Bf16Mean mean_in_16_bits_;
   RunningStatistics running_statistics_;
   bool in_step_ = false;   // a pass has begun whose reduction has not ended
   StepStateTensor state_;  // of the current pass

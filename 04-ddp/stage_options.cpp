@@ -8,6 +8,23 @@
 #include "common/training/training_log.h"
 
 namespace lockstep {
+namespace {
+
+/// Refuses what gradients in 16 bits cannot be together with.
+void check_compression(AllReduceKind all_reduce, const OptionParser& parser) {
+  require(sizeof(Real) == 4,
+          "--compress bf16: rounds float32, and this build computes in float64, for proofs; take "
+          "one with -Dprecision=float");
+  require(all_reduce == AllReduceKind::library,
+          "--compress bf16: found --all-reduce {}, which adds float32, expected library; leave one "
+          "of them out",
+          name_of(all_reduce));
+  require(!parser.given("--baseline"),
+          "--compress bf16: rounds gradients, so the weights are not those of one device; leave "
+          "out --baseline");
+}
+
+}  // namespace
 
 void DdpStageOptions::add_to(OptionParser& parser) {
   Options::add_to(parser);
@@ -27,6 +44,7 @@ void ReplicaOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
   parser.add("--ddp", ddp, "manual: one all-reduce per parameter after backward");
   parser.add("--all-reduce", all_reduce, "library's, or written out here");
+  parser.add("--compress", compress, "bf16: gradients are sent in 16 bits, half of the bytes");
   buckets.add_to(parser);
   parser.add_flag("--no-overlap", no_overlap,
                   {"reduce nothing before backward has ended", Role::per_rank});
@@ -39,6 +57,7 @@ void ReplicaOptions::add_to(OptionParser& parser) {
               "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
               option);
     }
+    if (compress != Compression::none) check_compression(all_reduce, parser);
   });
 }
 
@@ -78,7 +97,8 @@ Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, Process
                          Communicator& comm, Stream communication, ReplicaOptions replica,
                          const StepOptions& step) {
   if (replica.ddp == ReplicaKind::manual) {
-    return model.wrap<ManualDdp>(parameters, comm, communication, replica.all_reduce);
+    return model.wrap<ManualDdp>(parameters, comm, communication, replica.all_reduce,
+                                 replica.compress);
   }
   replica.broadcast_buffers = !step.no_broadcast_buffers;
   return model.wrap<DistributedDataParallel>(parameters, comm, group.exchanger(), communication,
@@ -99,7 +119,8 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
   const StepTimes times = replica.times(log.own_steps());
   const double steps = double(std::max<int64_t>(log.own_steps(), 1));
   const Communicator& comm = replica.comm();  // it has counted: times() waits for the last step
-  const double model = double(parameters.count() * int64_t(sizeof(Real)));
+  const bool in_16_bits = replica.compression() == Compression::bf16;
+  const double model = double(parameters.count()) * double(in_16_bits ? 2 : sizeof(Real));
   log.note("ms per step", times.text(world_size > 1 && replica.overlaps()), "per_step_seconds",
            {{"compute", times.compute},
             {"communication", times.communication},
@@ -107,7 +128,8 @@ void report(Replica& replica, const FlatParameters& parameters, int world_size, 
   log.note_sent({.what = "gradients",
                  .bytes = double(comm.bytes_sent(Purpose::gradients)) / steps,
                  .counted_in = comm.bytes_counted_in(),
-                 .formula = "2(W-1)/W times the model is",
+                 .formula = in_16_bits ? "2(W-1)/W times the model in bf16 is"
+                                       : "2(W-1)/W times the model is",
                  .predicted = 2.0 * (world_size - 1) / world_size * model});
 }
 

@@ -26,11 +26,12 @@ enum class Reduction { sum, average };
 /// What a call is for: its bytes are counted apart from others' (SentBytes).
 enum class Purpose { other, gradients, parameters, statistics, activations };
 
-/// The numbers that calls carry.
-enum class ElementType { f32, f64, i64 };
+/// The numbers that calls carry. Those of 16 bits are added in float32; how often a sum of them is
+/// rounded depends on who adds it up (host_transport.h).
+enum class ElementType { f32, f64, i64, bf16, fp16 };
 /// Bytes of one element.
 int64_t size_of(ElementType type);
-/// "f32", "f64" or "i64"
+/// "f32", "f64", "i64", "bf16" or "fp16"
 const char* name_of(ElementType type);
 
 /// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
@@ -50,6 +51,10 @@ struct Elements {
       : Elements(x.data(), x.elements(), ElementType::f64, &x.home().device()) {}
   Elements(const BasicTensor<int64_t>& x)
       : Elements(x.data(), x.elements(), ElementType::i64, &x.home().device()) {}
+  Elements(const BasicTensor<Bf16>& x)
+      : Elements(x.data(), x.elements(), ElementType::bf16, &x.home().device()) {}
+  Elements(const BasicTensor<Fp16>& x)
+      : Elements(x.data(), x.elements(), ElementType::fp16, &x.home().device()) {}
 
   /// `count` elements from element `first` on.
   Elements part(int64_t first, int64_t count) const;

@@ -37,12 +37,41 @@ class HostTransport {
   virtual std::string counted_in() const { return description(); }
 };
 
-/// Turns a sum over `world_size` ranks into their average, if that was asked for.
+// --- What transports have in common --------------------------------------------------------------
+
+/// Calls work(T()) with the type of the elements.
+template <class Work>
+void with_type(ElementType type, Work work) {
+  switch (type) {
+    // NOLINTNEXTLINE(bugprone-branch-clone): each branch calls it with another type.
+    case ElementType::f32:
+      return work(float());
+    case ElementType::f64:
+      return work(double());
+    case ElementType::i64:
+      return work(int64_t());
+    case ElementType::bf16:
+      return work(Bf16());
+    case ElementType::fp16:
+      return work(Fp16());
+  }
+}
+
+/// What numbers are added in: those of 16 bits in float32, all others in their own type.
 template <class T>
-void finish_sum(T* x, int64_t count, Reduction reduction, int world_size) {
-  if (reduction == Reduction::sum) return;
-  const T factor = T(1) / T(world_size);
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+using Added = decltype(T() + T());
+
+/// What turns a sum over `world_size` ranks into what was asked for: 1, or 1/W for their average.
+template <class T>
+Added<T> factor_of(Reduction reduction, int world_size) {
+  return reduction == Reduction::sum ? 1 : Added<T>(1) / Added<T>(world_size);
+}
+
+/// sum = (a + b) factor, n numbers each; 16 bits are rounded once, at the end.
+template <class T>
+void add_two(T* sum, const T* a, const T* b, int64_t n, Added<T> factor = 1) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) round_into(sum[i], (a[i] + b[i]) * factor);
 }
 
 // --- Shared memory -------------------------------------------------------------------------------
@@ -56,7 +85,8 @@ class NoSharedMemory : public ErrorOfKind<NoSharedMemory> {
 
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that
 /// does not do its part of a collective within `timeout_seconds` is lost. Sums have the same bits
-/// on all ranks, in every run with as many ranks, and the bits of connect_tcp()'s.
+/// on all ranks, in every run with as many ranks, and the bits of connect_tcp()'s. Only sums of 16
+/// bits over three or more ranks differ from those: here they are rounded once.
 ///
 /// Throws NoSharedMemory, on all ranks alike and with the reason of the first that has one;
 /// PeerLost if a rank does not come.

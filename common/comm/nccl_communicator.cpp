@@ -79,6 +79,10 @@ ncclDataType_t nccl_type(ElementType type) {
       return ncclFloat64;
     case ElementType::i64:
       return ncclInt64;
+    case ElementType::bf16:
+      return ncclBfloat16;
+    case ElementType::fp16:
+      return ncclFloat16;
   }
   return ncclNumTypes;
 }

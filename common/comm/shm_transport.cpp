@@ -13,11 +13,14 @@
 //                others reduce, and what they have reduced of the pieces before.
 //
 // Part p is added up in the order p+1, p+2, ..., p: the order of tcp_transport.cpp, so the bits are
-// the same, whichever transport carries them.
+// the same, whichever transport carries them. Numbers of 16 bits are an exception from three ranks
+// on: here a rank sees all that it adds up, in float32, and rounds once, while a ring rounds in
+// every turn what it passes on.
 
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -145,17 +148,33 @@ struct SummedPart {
   int number, ranks;
 };
 
-/// sum = from(p+1) + from(p+2) + ... + from(p) for part p, in this order; n numbers each.
+/// sum = from(p+1) + from(p+2) + ... + from(p) for part p, in this order; n numbers each. Those of
+/// 16 bits are added in float32, some of them at a time, and rounded once.
+template <class T, class From>
+void add_up_in_float32(T* sum, int64_t n, From from, SummedPart part, Reduction reduction) {
+  std::array<float, 2048> total{};  // stays in the cache
+  const float factor = factor_of<T>(reduction, part.ranks);
+  for (int64_t first = 0; first < n; first += std::ssize(total)) {
+    const int64_t here = std::min<int64_t>(std::ssize(total), n - first);
+    for (int k = 1; k <= part.ranks; ++k) {
+      const T* const x = from(part.number + k) + first;
+#pragma omp simd
+      for (int64_t i = 0; i < here; ++i) total[i] = k == 1 ? float(x[i]) : total[i] + x[i];
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < here; ++i) round_into(sum[first + i], total[i] * factor);
+  }
+}
+
 template <class T, class From>
 void add_up(T* sum, int64_t n, From from, SummedPart part, Reduction reduction) {
+  if constexpr (sizeof(T) == 2) return add_up_in_float32(sum, n, from, part, reduction);
   const T* a = from(part.number + 1);
   if (part.ranks == 1) std::copy_n(a, n, sum);
   for (int k = 2; k <= part.ranks; ++k, a = sum) {
-    const T* const b = from(part.number + k);
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
+    const Reduction so_far = k < part.ranks ? Reduction::sum : reduction;
+    add_two(sum, a, from(part.number + k), n, factor_of<T>(so_far, part.ranks));
   }
-  finish_sum(sum, n, reduction, part.ranks);
 }
 
 /// The part of a rank in a sum of `count` numbers at x, and what becomes of it.
@@ -185,14 +204,7 @@ class ShmTransport final : public HostTransport {
     call_ = call.number();
     try {
       if (!call.reduces()) return move(call);
-      switch (call.mine.type) {
-        case ElementType::f32:
-          return reduce(sum_of<float>(call));
-        case ElementType::f64:
-          return reduce(sum_of<double>(call));
-        case ElementType::i64:
-          return reduce(sum_of<int64_t>(call));
-      }
+      with_type(call.mine.type, [&](auto zero) { reduce(sum_of<decltype(zero)>(call)); });
     } catch (const Error& error) {
       leave(error);
       throw;

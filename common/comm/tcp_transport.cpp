@@ -145,14 +145,7 @@ class TcpTransport final : public HostTransport {
     if (call.op == Op::barrier) return barrier();
     if (call.mine.count == 0) return;
     if (!call.reduces()) return move(call);
-    switch (call.mine.type) {
-      case ElementType::f32:
-        return reduce<float>(call);
-      case ElementType::f64:
-        return reduce<double>(call);
-      case ElementType::i64:
-        return reduce<int64_t>(call);
-    }
+    with_type(call.mine.type, [&](auto zero) { reduce<decltype(zero)>(call); });
   }
 
   void transfer(const std::vector<Call>& calls) override {
@@ -190,8 +183,9 @@ class TcpTransport final : public HostTransport {
     gather_parts(mine, n, sizeof(T));
   }
 
-  /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is. The
-  /// result is in memory that the next call reuses.
+  /// The sum, or average, over all ranks of part `me` of x [count], which stays as it is. Numbers
+  /// of 16 bits travel as such, so they are rounded in every turn; an average is divided before the
+  /// last time. The result is in memory that the next call reuses.
   template <class T>
   const T* reduce_parts(const T* x, int64_t count, Reduction reduction) {
     constexpr int64_t kSize = sizeof(T);
@@ -205,10 +199,11 @@ class TcpTransport final : public HostTransport {
       const RingPart out = part(count, me_ - turn - 1), in = part(count, me_ - turn - 2);
       mesh_.exchange(right(), bytes_at(sum, out.count * kSize), left(),
                      bytes_at(coming, in.count * kSize), timeout_);
-      for (int64_t i = 0; i < in.count; ++i) coming[i] += x[in.first + i];
+      const bool is_whole = turn == ranks_ - 2;
+      add_two(coming, coming, x + in.first, in.count,
+              factor_of<T>(is_whole ? reduction : Reduction::sum, ranks_));
       std::swap(sum, coming);
     }
-    finish_sum(sum, part(count, me_).count, reduction, ranks_);
     return sum;
   }
 

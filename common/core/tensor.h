@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/core/real.h"
+#include "common/core/sixteen_bits.h"
 #include "common/core/stream.h"
 
 namespace lockstep {
@@ -140,7 +141,9 @@ class BasicTensor {
   /// Copies the elements to the host. Synchronizes the home stream. Throws BadInput on a simulated
   /// device, unless they are counts or states.
   std::vector<T> to_host() const {
-    require_readable(home(), data(), shape_, std::is_floating_point_v<T>);
+    // All but whole numbers and states: Bf16 becomes a double, too.
+    constexpr bool kFloating = std::is_convertible_v<T, double> && !std::is_integral_v<T>;
+    require_readable(home(), data(), shape_, kFloating);
     std::vector<T> values(static_cast<size_t>(elements()));
     home().synchronize();  // CUDA's copy to such memory would block, where no one watches the peers
     home().copy(values.data(), data(), bytes());
@@ -165,6 +168,7 @@ using Tensor = BasicTensor<Real>;
 using ByteTensor = BasicTensor<uint8_t>;   // images
 using IndexTensor = BasicTensor<int32_t>;  // positions of maxima
 using LabelTensor = BasicTensor<int32_t>;  // class numbers
+using Bf16Tensor = BasicTensor<Bf16>;      // messages
 
 /// Hands out tensors of one stream and takes them back when their last handle is destroyed. Blocks
 /// are reused at once: the next user of a block enqueues its work after the previous user's, on the

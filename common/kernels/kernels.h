@@ -38,6 +38,9 @@ class Kernels {
   virtual void fill_count(Stream, int64_t value, const CountTensor& y) = 0;
   virtual void add(Stream, const Tensor& x, const Tensor& y) = 0;  // y += x
   virtual void scale(Stream, Real factor, const Tensor& y) = 0;    // y *= factor
+  /// y = factor x in 16 bits, rounded once, and back, which is exact.
+  virtual void to_bf16(Stream, Real factor, const Tensor& x, const Bf16Tensor& y) = 0;
+  virtual void from_bf16(Stream, const Bf16Tensor& x, const Tensor& y) = 0;
   /// y = (x / 255 - mean) / stddev, each division rounded as PyTorch does it.
   virtual void normalize_images(Stream, const ByteTensor& x, Real mean, Real stddev,
                                 const Tensor& y) = 0;

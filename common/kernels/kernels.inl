@@ -41,6 +41,14 @@ class BodyKernels : public Kernels {
     Launch::for_each(s, "scale", y.elements(), bodies::Scale{factor, y.on(s)});
   }
 
+  void to_bf16(Stream s, Real factor, const Tensor& x, const Bf16Tensor& y) override {
+    Launch::for_each(s, "to_bf16", y.elements(), bodies::Narrow<Bf16>{factor, x.on(s), y.on(s)});
+  }
+
+  void from_bf16(Stream s, const Bf16Tensor& x, const Tensor& y) override {
+    Launch::for_each(s, "from_bf16", y.elements(), bodies::Widen<Bf16>{x.on(s), y.on(s)});
+  }
+
   void normalize_images(Stream s, const ByteTensor& x, Real mean, Real stddev,
                         const Tensor& y) override {
     Launch::for_each(s, "normalize_images", y.elements(),

@@ -23,7 +23,7 @@ struct StateTensor {
   Shape shape{};
   std::vector<Real> real{};
   std::vector<int64_t> integer{};
-  /// Why there are no values: "has dtype F16, expected F32 or F64". Empty if there are.
+  /// Why there are no values: "has dtype I32, expected F32". Empty if there are.
   std::string problem{};
 };
 

@@ -1,9 +1,11 @@
 #include "common/training/weights_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "common/core/error.h"
+#include "common/core/sixteen_bits.h"
 #include "common/core/text.h"
 #include "common/io/file.h"
 
@@ -43,16 +45,31 @@ std::vector<Real> converted(const TensorEntry& entry) {
   return std::vector<Real>(values.begin(), values.end());
 }
 
+/// Numbers of one of the types of FileTypes::any. Those of 16 bits become a Real without rounding.
+std::vector<Real> reals(const TensorEntry& entry) {
+  switch (entry.dtype) {
+    case DType::BF16:
+      return converted<Bf16>(entry);
+    case DType::F16:
+      return converted<Fp16>(entry);
+    case DType::F64:
+      return converted<double>(entry);
+    default:
+      return converted<float>(entry);
+  }
+}
+
 bool is_counter(const std::string& name) { return name.ends_with("num_batches_tracked"); }
 
 /// What is wrong with the type of a tensor; empty if it can be taken.
 std::string problem_of(const std::string& name, DType dtype, FileTypes types) {
+  constexpr std::array kAny{DType::F32, DType::F64, DType::BF16, DType::F16};
   const bool any = types == FileTypes::any;
-  const bool real = dtype == kRealType || (any && (dtype == DType::F32 || dtype == DType::F64));
+  const bool real = any ? std::ranges::count(kAny, dtype) > 0 : dtype == kRealType;
   if (is_counter(name) ? dtype == DType::I64 : real) return "";
   return fmt::format("has dtype {}, expected {}", dtype_name(dtype),
                      is_counter(name) ? "I64"
-                     : any            ? "F32 or F64"
+                     : any            ? "F32, F64, BF16 or F16"
                                       : dtype_name(kRealType));
 }
 
@@ -64,7 +81,7 @@ StateTensor to_state(const TensorEntry& entry, FileTypes types) {
   if (is_counter(entry.name)) {
     tensor.integer = elements<int64_t>(entry);
   } else {
-    tensor.real = entry.dtype == DType::F32 ? converted<float>(entry) : converted<double>(entry);
+    tensor.real = reals(entry);
   }
   return tensor;
 }

@@ -15,7 +15,10 @@ namespace lockstep {
 inline constexpr DType kRealType = sizeof(Real) == 4 ? DType::F32 : DType::F64;
 
 /// Which types of numbers a file may hold.
-enum class FileTypes { any, exact };  // F32 and F64 become Real; Real's own type only
+enum class FileTypes {
+  any,   // F32, F64, BF16 and F16 become Real
+  exact  // Real's own type only
+};
 
 /// A state as a file stores it: Real, and I64 for num_batches_tracked. The entries view `state`.
 std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state);
@@ -53,7 +56,7 @@ class WeightsFile {
   std::string wrapper_{};  // "module." and the like, which was removed from their names
 };
 
-/// Reads such a file into the network, whatever wrote it. F32 and F64 become Real;
+/// Reads such a file into the network, whatever wrote it. F32, F64, BF16 and F16 become Real;
 /// num_batches_tracked (I64) may be missing; if every name begins with "module.", "_orig_mod." or
 /// "_fsdp_wrapped_module.", as with PyTorch's wrappers, that is removed. A line says so, and also
 /// says if there are no checksums. Throws BadInput for a malformed or damaged file, and a BadInput

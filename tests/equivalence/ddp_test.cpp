@@ -9,6 +9,7 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
 
 /// Started bare, so that the program starts its ranks itself.
 Outcome train_ranks(int ranks, const Options& options) {
@@ -198,6 +199,29 @@ TEST_CASE("A clipped gradient is that of one process", "[equivalence][ddp][row91
   check_equal(three, one, kTolerance);
   CHECK(relative_l2(one.state, train_ranks(1, steps_of(13) + Options{"--lr", "0.01"}).state) >
         1e-3);
+}
+
+// --- Gradients in 16 bits
+// --------------------------------------------------------------------------
+
+TEST_CASE("With gradients in bf16 the weights are near stage 01's, for half of the bytes",
+          "[equivalence][ddp][sixteen]") {
+  const Options options = steps_of(12) + Options{"--lr", "0.01"}, bf16{"--compress", "bf16"};
+  if (kDouble) {
+    const ProcessResult run = run_process(
+        Options{stage_binary("04-ddp"), "--devices", cpus(2)} + options + bf16, kDeadline);
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("--compress bf16: rounds float32, and this build "
+                                          "computes in float64, for proofs; take one with"));
+    return;
+  }
+  const Outcome single = train(options), half = train_ranks(2, options + bf16);
+  const double apart = relative_l2(half.state, single.state);
+  CHECK((apart > 1e-6 && apart < 1e-3));
+  const nlohmann::json& bytes = half.metrics.at("bytes_per_step");
+  CHECK(bytes.at("predicted") == 21'840 * 2);
+  CHECK(bytes.at("sent").get<double>() == Approx(21'840 * 2).epsilon(0.02));
+  CHECK_THAT(half.out, ContainsSubstring("2(W-1)/W times the model in bf16 is 43680"));
 }
 
 // --- The program's own measurements --------------------------------------------------------------

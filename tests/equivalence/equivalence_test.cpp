@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "common/core/real.h"
+#include "common/core/sixteen_bits.h"
 #include "common/data/synthetic.h"
 #include "tests/equivalence/outcome.h"
 #include "tests/support/data_test_files.h"
@@ -212,6 +213,34 @@ TEST_CASE("Saved weights load as they were", "[equivalence]") {
   CHECK((converted.file == trained.file) == !kDouble);
 }
 
+/// Every number of `weights` as a T is worth.
+template <class T>
+Weights rounded(Weights weights) {
+  for (auto& [name, values] : weights) {
+    if (name.ends_with("num_batches_tracked")) continue;
+    for (double& value : values) value = double(T(float(value)));
+  }
+  return weights;
+}
+
+TEST_CASE("Weights of 16 bits are loaded, and the line says so", "[equivalence][sixteen]") {
+  const TempDir folder;
+  const Outcome trained =
+      train({"--data", "synthetic:64:64", "--model", "seed-bn", "--max-steps", "1"});
+  write_file(folder / "weights", trained.file);
+  convert<Bf16>(folder / "weights", folder / "bf16", DType::BF16);
+  convert<Fp16>(folder / "weights", folder / "fp16", DType::F16);
+  const auto check = [&](const std::string& file, const Weights& expected) {
+    const Outcome loaded = train(evaluate(folder / file));
+    CHECK_THAT(loaded.out, ContainsSubstring(kDouble ? "16 of them converted to float64"
+                                                     : "16 of them converted to float32"));
+    CHECK((loaded.state == expected));
+    CHECK((loaded.state != trained.state));
+  };
+  check("bf16", rounded<Bf16>(trained.state));
+  check("fp16", rounded<Fp16>(trained.state));
+}
+
 TEST_CASE("Weights of another type are refused by name", "[equivalence]") {
   const TempDir folder;
   write_file(folder / "weights",
@@ -219,7 +248,7 @@ TEST_CASE("Weights of another type are refused by name", "[equivalence]") {
   convert<int32_t>(folder / "weights", folder / "other", DType::I32);
   const ProcessResult run = run_stage01(evaluate(folder / "other"), kDeadline);
   CHECK(run.status == 1);
-  CHECK_THAT(run.err, ContainsSubstring("has dtype I32, expected F32 or F64"));
+  CHECK_THAT(run.err, ContainsSubstring("has dtype I32, expected F32, F64, BF16 or F16"));
   CHECK_THAT(run.err, ContainsSubstring((folder / "other").string()));
 }
 

@@ -207,6 +207,9 @@ TEST_CASE("Options that cannot be meant are refused by every rank, or before the
   for (const auto& [options, text] : std::vector<std::pair<Words, std::string>>{
            {{"--ddp", "magic"}, "--ddp: found 'magic', expected bucketed or manual"},
            {{"--all-reduce", "magic"}, "magic"},
+           {{"--compress", "fp16"}, "--compress: found 'fp16', expected none or bf16"},
+           {{"--compress", "bf16", "--all-reduce", "ring"}, "bf16: found --all-reduce ring, which"},
+           {{"--compress", "bf16", "--baseline"}, "--compress bf16: rounds gradients, so"},
            {{"--bucket-mb", "-3"}, "--bucket-mb"},
            {{"--ddp", "manual", "--no-overlap"}, "--no-overlap"},
            {{"--pad", "--baseline"}, "--pad"},

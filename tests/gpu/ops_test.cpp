@@ -5,6 +5,8 @@
 //
 // `[&, rows = rows]`: clang++ captures the names of a pair's halves by themselves from 16 on.
 
+#include <bit>
+#include <cmath>
 #include <type_traits>
 
 #include "tests/gpu/gpu_test_support.h"
@@ -55,6 +57,35 @@ TEST_CASE("add, scale, relu, relu_backward: one operation per element, NaN stays
             run.result("relu", z, kEqual);
             run.ops.relu_backward(run.stream, x, run.random({n}, 3), z);
             run.result("relu_backward", z, kEqual);
+          },
+          shift);
+    }
+  }
+}
+
+TEST_CASE("to_bf16, from_bf16: the bits of the CPU, midpoints, subnormals and NaN included",
+          "[cuda][ops][sixteen]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t n : kSizes) {
+    for (const int64_t shift : {0, 1}) {
+      INFO(n << " elements, shift " << shift);
+      both.agree(
+          [&](Run& run) {
+            Values values = with_special(random_values({n}, 1));
+            for (size_t i = 5; i < values.size(); ++i) {
+              // Half-way between two of bf16, on either side of it, of any size.
+              const uint32_t bits = uint32_t(i * 0x9e3779b9u) << 16 | uint32_t(0x7fff + i % 3);
+              if (const auto x = std::bit_cast<float>(bits); std::isfinite(x)) values[i] = Real(x);
+            }
+            const Bf16Tensor half = run.put({n}, std::vector<Bf16>(size_t(n), Bf16(7)));
+            const Tensor back = run.output({n});
+            for (const Real factor : {Real(1), Real(1) / 3}) {
+              run.ops.to_bf16(run.stream, factor, run.put({n}, values), half);
+              run.result("to_bf16", half, kEqual);
+              run.ops.from_bf16(run.stream, half, back);
+              run.result("from_bf16", back, kEqual);
+            }
           },
           shift);
     }

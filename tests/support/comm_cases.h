@@ -88,19 +88,21 @@ inline void Collective::issue(Communicator& comm, Stream stream, const Elements&
   }
 }
 
-/// The sum, or average, of n elements of every rank, in rank order; rank r's begin at at[r].
+/// The sum, or average, of n elements of every rank, in rank order; rank r's begin at at[r]. Those
+/// of 16 bits are rounded once.
 template <class T>
 std::vector<T> sum_in_rank_order(const std::vector<std::vector<T>>& ranks,
                                  const std::vector<int64_t>& at, int64_t n, Reduction reduction) {
-  std::vector<T> sums(ranks[0].begin() + at[0], ranks[0].begin() + at[0] + n);
-  const T factor = static_cast<T>(1.0 / double(ranks.size()));
-  T* sum = sums.data();  // plain pointers: test code is not optimised
+  using Sum = decltype(T() + T());
+  std::vector<Sum> sums(ranks[0].begin() + at[0], ranks[0].begin() + at[0] + n);
+  const Sum factor = static_cast<Sum>(1.0 / double(ranks.size()));
+  Sum* sum = sums.data();  // plain pointers: test code is not optimised
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     const T* term = ranks[rank].data() + at[rank];
     for (int64_t i = 0; i < n; ++i) sum[i] += term[i];
   }
   for (int64_t i = 0; reduction == Reduction::average && i < n; ++i) sum[i] *= factor;
-  return sums;
+  return {sums.begin(), sums.end()};
 }
 
 template <class T>
@@ -138,7 +140,8 @@ T number(int rank, int64_t i) {
   bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
   const int64_t whole = static_cast<int64_t>(bits ^ bits >> 31) >> 8;  // sixteen of them have a sum
   if constexpr (std::is_integral_v<T>) return whole;
-  return static_cast<T>(whole) / static_cast<T>(int64_t{1} << 55);
+  using Sum = decltype(T() + T());
+  return T(static_cast<Sum>(whole) / static_cast<Sum>(int64_t{1} << 55));
 }
 
 }  // namespace lockstep::testing

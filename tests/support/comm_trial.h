@@ -89,7 +89,7 @@ template <class T>
 std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first) {
   std::vector<BasicTensor<T>> tensors;
   for (int rank = 0; rank < ranks.size(); ++rank) {
-    const std::vector<T> values(static_cast<size_t>(count), first + T(rank));
+    const std::vector<T> values(static_cast<size_t>(count), T(first + T(rank)));
     tensors.push_back(BasicTensor<T>::from_host(ranks.streams[rank], {count}, values));
   }
   return tensors;
@@ -104,10 +104,11 @@ inline std::vector<int64_t> bytes_sent(const Ranks& ranks) {
   return sent;
 }
 
-/// What each rank sends for one collective of n floats, as counted.
-inline std::vector<int64_t> bytes_sent_for(const Ranks& ranks, const Collective& collective,
-                                           int64_t n, int root) {
-  const auto memory = numbered<float>(ranks, (ranks.size() + 1) * n, 1);
+/// What each rank sends for one collective of n elements, as counted.
+template <class T = float>
+std::vector<int64_t> bytes_sent_for(const Ranks& ranks, const Collective& collective, int64_t n,
+                                    int root) {
+  const auto memory = numbered<T>(ranks, (ranks.size() + 1) * n, T(1));
   const std::vector<int64_t> before = bytes_sent(ranks);
   ranks.together([&](Communicator& comm, Stream stream) {
     collective.issue(comm, stream, memory[size_t(comm.rank())], n, root);
@@ -235,7 +236,7 @@ class Trial {
     for (size_t i = 0; i < found.size(); ++i) {
       if (x[i] == y[i] || (allowed > 0 && std::abs(double(x[i]) - double(y[i])) <= allowed))
         continue;
-      return fmt::format("element {} of {}: found {}, expected {}", i, found.size(), x[i], y[i]);
+      return fmt::format("element {} of {}: found {}, expected {}", i, found.size(), +x[i], +y[i]);
     }
     return tolerance > 0 ? "" : "zeros of another sign";
   }
@@ -261,6 +262,8 @@ inline std::string first_fault_of_all(Ranks& ranks, const std::vector<int64_t>& 
     if (fault.empty()) run(float(), n);
     if (fault.empty()) run(double(), n);
     if (fault.empty()) run(int64_t(), n);
+    if (fault.empty()) run(Bf16(), n);
+    if (fault.empty()) run(Fp16(), n);
   }
   return fault;
 }

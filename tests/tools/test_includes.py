@@ -42,8 +42,9 @@ bitset    | bitset
 cctype    | isalnum isdigit isprint isspace isxdigit tolower toupper
 charconv  | from_chars to_chars
 chrono    | chrono
-cmath     | abs cbrt ceil cos exp expm1 fabs floor fma fmax fmin fmod hypot isfinite isinf isnan
-          | llround log log10 log1p log2 lround nan pow round signbit sin sqrt tan tanh trunc
+cmath     | abs cbrt ceil cos exp expm1 fabs floor fma fmax fmin fmod hypot ilogb isfinite isinf
+          | isnan ldexp llround log log10 log1p log2 lround nan nearbyint nextafter pow round
+          | signbit sin sqrt tan tanh trunc
 compare   | partial_ordering strong_ordering weak_ordering
 concepts  | convertible_to derived_from floating_point integral invocable same_as unsigned_integral
 condition_variable | condition_variable
@@ -112,7 +113,8 @@ thread    | jthread this_thread thread
 tuple     | apply forward_as_tuple get ignore make_tuple tie tuple tuple_cat tuple_element_t
           | tuple_size_v
 type_traits | bool_constant common_type_t conditional_t decay_t enable_if_t false_type
-          | integral_constant invoke_result_t is_arithmetic_v is_base_of_v is_const_v is_enum_v
+          | integral_constant invoke_result_t is_arithmetic_v is_base_of_v is_const_v
+          | is_convertible_v is_enum_v
           | is_floating_point_v is_integral_v is_invocable_v is_nothrow_move_constructible_v
           | is_same_v is_signed_v is_trivially_copyable_v is_unsigned_v is_void_v make_signed_t
           | make_unsigned_t remove_const_t remove_cvref_t remove_pointer_t remove_reference_t

@@ -1,6 +1,7 @@
 #pragma once
 // One call per element: operator()(i).
 
+#include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
@@ -22,6 +23,22 @@ struct Scale {
   Real factor;
   Real* y;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] *= factor; }
+};
+
+/// To numbers of 16 bits, and back.
+template <class T>
+struct Narrow {
+  Real factor;
+  const Real* x;
+  T* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { round_into(y[i], float(factor * x[i])); }
+};
+
+template <class T>
+struct Widen {
+  const T* x;
+  Real* y;
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = x[i]; }
 };
 
 struct NormalizeImage {

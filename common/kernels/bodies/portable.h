@@ -7,15 +7,10 @@
 
 #include <cstdint>
 
+#include "common/core/body.h"  // LOCKSTEP_BODY, before every function of a body
 #include "common/core/open_task.h"
 #include "common/core/real.h"
 #include "common/kernels/step_state.h"
-
-// Written before every function of a body. A backend whose processor needs something else defines
-// this macro before it includes the bodies (cuda/launch.cuh).
-#ifndef LOCKSTEP_BODY
-#define LOCKSTEP_BODY inline __attribute__((always_inline))
-#endif
 
 // Before a short loop of known length: once unrolled, it does not keep the loop around it from
 // being vectorised.

@@ -51,6 +51,12 @@ class SimKernels final : public Kernels {
   }
   void add(Stream s, const Tensor& x, const Tensor& y) override { pass(s, "add", x, y, y); }
   void scale(Stream s, Real, const Tensor& y) override { pass(s, "scale", y, y); }
+  void to_bf16(Stream s, Real, const Tensor& x, const Bf16Tensor& y) override {
+    pass(s, "to_bf16", x, y);
+  }
+  void from_bf16(Stream s, const Bf16Tensor& x, const Tensor& y) override {
+    pass(s, "from_bf16", x, y);
+  }
   void normalize_images(Stream s, const ByteTensor& x, Real, Real, const Tensor& y) override {
     pass(s, "normalize_images", x, y);
   }

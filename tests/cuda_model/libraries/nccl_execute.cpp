@@ -4,21 +4,24 @@
 #include <cstring>
 
 #include "libraries/nccl_clique.h"
+#include "libraries/sixteen.h"
 #include "runtime/turn.h"
 
 namespace cuda_model::nccl {
 namespace {
 
 /// Sums from the last rank to the first: NCCL promises no order, so no caller may rely on one.
+/// Those of 16 bits are rounded after each rank, as in a ring.
 template <class T>
 std::vector<T> reduce(const std::vector<Operation>& ranks, size_t first, size_t count) {
   std::vector<T> total(count);
   for (auto rank = ranks.rbegin(); rank != ranks.rend(); ++rank) {
     const T* values = static_cast<const T*>(rank->from) + first;
-    for (size_t i = 0; i < count; ++i) total[i] += values[i];
+    for (size_t i = 0; i < count; ++i) total[i] = static_cast<T>(total[i] + values[i]);
   }
   if (ranks[0].reduction == ncclAvg) {
-    for (T& value : total) value /= static_cast<T>(ranks.size());
+    const auto size = static_cast<decltype(T() + T())>(ranks.size());
+    for (T& value : total) value = static_cast<T>(value / size);
   }
   return total;
 }
@@ -84,6 +87,9 @@ size_t size_of(ncclDataType_t type) {
     case ncclInt8:
     case ncclUint8:
       return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
     case ncclInt32:
     case ncclUint32:
     case ncclFloat32:
@@ -106,8 +112,12 @@ void execute(const std::vector<Operation>& ranks) {
       return execute_as<double>(ranks);
     case ncclInt64:
       return execute_as<int64_t>(ranks);
+    case ncclBfloat16:
+      return execute_as<Sixteen<7>>(ranks);
+    case ncclFloat16:
+      return execute_as<Sixteen<10>>(ranks);
     default:
-      die("NCCL: the model computes with ncclFloat32, ncclFloat64 and ncclInt64 only");
+      die("NCCL: the model computes with floating-point numbers and ncclInt64 only");
   }
 }
 

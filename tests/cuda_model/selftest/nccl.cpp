@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -88,6 +89,39 @@ struct World {
     for (ncclComm_t rank : comm) EXPECT(ncclCommAbort(rank) == ncclSuccess);
   }
 };
+
+/// Sums of 16 bits: to nearest even, from the smallest to infinity.
+void sixteen_bits() {
+  struct Case {
+    ncclDataType_t type;
+    std::vector<uint16_t> mine, other, sum;
+  };
+  for (const Case& each : {Case{ncclBfloat16,
+                                {0x3f80, 0x3f81, 0x0001, 0x7f7f, 0x8000},
+                                {0x3b80, 0x3b80, 0x0001, 0x7f7f, 0x8000},
+                                {0x3f80, 0x3f82, 0x0002, 0x7f80, 0x0000}},
+                           Case{ncclFloat16,
+                                {0x3c00, 0x3c01, 0x0001, 0x7bff, 0x03ff},
+                                {0x1000, 0x1000, 0x0001, 0x4c00, 0x0001},
+                                {0x3c00, 0x3c02, 0x0002, 0x7c00, 0x0400}}}) {
+    World world;
+    uint16_t* x[2] = {};
+    ncclGroupStart();
+    for (int rank = 0; rank < 2; ++rank) {
+      OK(cudaSetDevice(rank));
+      x[rank] = upload<uint16_t>(rank == 0 ? each.mine : each.other, world.stream[rank]);
+      EXPECT(ncclAllReduce(x[rank], x[rank], each.sum.size(), each.type, ncclSum, world.comm[rank],
+                           world.stream[rank]) == ncclSuccess);
+    }
+    EXPECT(begun(ncclGroupEnd()));
+    for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT((download<std::vector<uint16_t>>(x[rank], each.sum.size(), world.stream[rank]) ==
+              each.sum));
+    }
+    world.end();
+  }
+}
 
 void groups() {
   World world;
@@ -229,6 +263,7 @@ int main(int count, char** arguments) {
     std::this_thread::sleep_for(std::chrono::seconds(5));
     return 0;
   }
+  sixteen_bits();
   groups();
   transfers();
   forgotten_group();

@@ -62,9 +62,9 @@ class Group {
   void wrap(int rank, const ReplicaOptions& options) {
     Member& member = (*this)[rank];
     if (manual_) {
-      member.network = std::make_unique<ManualDdp>(std::move(member.network), member.parameters,
-                                                   *ranks_.comms[size_t(rank)],
-                                                   member.communication, options.all_reduce);
+      member.network = std::make_unique<ManualDdp>(
+          std::move(member.network), member.parameters, *ranks_.comms[size_t(rank)],
+          member.communication, options.all_reduce, options.compress);
       return;
     }
     const auto exchange = [&](const std::string& mine) {

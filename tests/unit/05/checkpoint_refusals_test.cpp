@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "common/core/error.h"
@@ -51,12 +52,12 @@ TEST_CASE("Weights of other types, and files of torch.save(), are refused with t
   std::vector<TensorEntry> entries = file_entries(state);
   for (TensorEntry& entry : entries) {
     if (entry.dtype == DType::I64) continue;
-    entry.dtype = DType::BF16;
+    entry.dtype = DType::I16;
     entry.bytes = entry.bytes.first(entry.bytes.size() / sizeof(Real) * 2);
   }
-  save_safetensors(folder / "half", entries);
-  CHECK_THAT(refusal("half"),
-             ContainsSubstring("has dtype BF16, expected F32 or F64") &&
+  save_safetensors(folder / "whole", entries);
+  CHECK_THAT(refusal("whole"),
+             ContainsSubstring("has dtype I16, expected F32, F64, BF16 or F16") &&
                  ContainsSubstring("; convert them in the program that saved them"));
   for (const std::string& begin :
        {std::string("PK\x03\x04 and more"), std::string("\x80\x02 and more")}) {
@@ -159,10 +160,11 @@ TEST_CASE("Tensors that do not fit are all listed, and nothing is changed",
     CHECK(run.holds(0));
     return loaded + "\n" + restored;
   };
-  for (const char* part : {"fc.weight has dtype I32, expected F32 or F64, missing fc.bias, "
-                           "unexpected fc.bais, unexpected more; ",
-                           testing::kDouble ? "dtype I32, expected F64, missing"
-                                            : "dtype I32, expected F32, missing"}) {
+  for (const char* part :
+       {"fc.weight has dtype I32, expected F32, F64, BF16 or F16, missing fc.bias, "
+        "unexpected fc.bais, unexpected more; ",
+        testing::kDouble ? "dtype I32, expected F64, missing"
+                         : "dtype I32, expected F32, missing"}) {
     CHECK_THAT(refusal("other"), ContainsSubstring(part));
   }
   CHECK_THAT(refusal("shape"), ContainsSubstring("fc.weight has shape [4, 2], expected [2, 4]"));
@@ -174,6 +176,49 @@ TEST_CASE("Tensors that do not fit are all listed, and nothing is changed",
   CHECK(run.holds(0));
   load_weights(folder / "precision", *run.network);  // converts
   CHECK(run.parameters.parameters()[0]->value.to_host() == std::vector<Real>(8, 7));
+}
+
+/// The network's weight [2, 4] and bias [2] as numbers of 16 bits.
+void save_half(const fs::path& path, DType dtype, const std::vector<uint16_t>& weight,
+               const std::vector<uint16_t>& bias) {
+  save_safetensors(
+      path, std::vector<TensorEntry>{{"fc.weight", dtype, {2, 4}, std::as_bytes(std::span(weight))},
+                                     {"fc.bias", dtype, {2}, std::as_bytes(std::span(bias))}});
+}
+
+TEST_CASE("Weights of 16 bits become what they are worth, to the bit", "[checkpoint][sixteen]") {
+  const TempDir folder;
+  // By the two formats: 0, -0, 1, -1.5, the smallest number, the smallest normal one, the largest.
+  save_half(folder / "bf16", DType::BF16,
+            {0x0000, 0x8000, 0x3f80, 0xbfc0, 0x0001, 0x0080, 0x7f7f, 0x3dcd}, {0x4049, 0xc2f7});
+  save_half(folder / "fp16", DType::F16,
+            {0x0000, 0x8000, 0x3c00, 0xbe00, 0x0001, 0x0400, 0x7bff, 0x2e66}, {0x4248, 0xd7b8});
+  SmallRun run(5);
+  const auto loaded = [&](const std::string& file) {
+    load_weights(folder / file, *run.network);
+    std::vector<Real> values;
+    for (const StateTensor& tensor : state_dict(*run.network)) {
+      values.insert(values.end(), tensor.real.begin(), tensor.real.end());
+    }
+    CHECK(std::signbit(values.at(1)));
+    return values;
+  };
+  CHECK(loaded("bf16") == std::vector<Real>{0, 0, 1, -1.5, Real(0x1p-133), Real(0x1p-126),
+                                            Real(0x1.fep127), Real(0.10009765625), Real(3.140625),
+                                            Real(-123.5)});
+  CHECK(loaded("fp16") == std::vector<Real>{0, 0, 1, -1.5, Real(0x1p-24), Real(0x1p-14), 65504,
+                                            Real(0.0999755859375), Real(3.140625), Real(-123.5)});
+  // A checkpoint has what its run had: Real, without rounding.
+  save_changed(folder / "half", SmallRun(3), [](std::vector<TensorEntry>& entries) {
+    for (TensorEntry& entry : entries) {
+      entry.dtype = DType::BF16;
+      entry.bytes = entry.bytes.first(entry.bytes.size() / sizeof(Real) * 2);
+    }
+  });
+  CHECK_THAT(
+      message_of<BadInput>([&] { restore(read_checkpoint(folder / "half"), run.trained()); }),
+      ContainsSubstring(testing::kDouble ? "has dtype BF16, expected F64"
+                                         : "has dtype BF16, expected F32"));
 }
 
 TEST_CASE("A run with other settings is told the first difference", "[checkpoint]") {

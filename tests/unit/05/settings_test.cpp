@@ -80,6 +80,7 @@ const std::vector<Change>& changes_of_stage04() {
       {"drop_last", [](Started& s) { s.options.drop_last = true; }},
       {"ddp", [](Started& s) { s.options.replica.ddp = ReplicaKind::manual; }},
       {"all_reduce", [](Started& s) { s.options.replica.all_reduce = AllReduceKind::ring; }},
+      {"compress", [](Started& s) { s.options.replica.compress = Compression::bf16; }},
       {"bucket_mb", [](Started& s) { s.options.replica.buckets.bucket_mb = 1; }},
       {"no_broadcast_buffers", [](Started& s) { s.options.step.no_broadcast_buffers = true; }},
       {"find_unused_parameters",
@@ -152,7 +153,7 @@ const std::map<Role, Names>& names_by_role() {
        words("data model width depth init batch_size lr scale_lr warmup_epochs lr_step lr_gamma "
              "momentum "
              "optimizer betas eps weight_decay seed order emulate dropout graph tf32 drop_last ddp "
-             "all_reduce "
+             "all_reduce compress "
              "bucket_mb no_broadcast_buffers find_unused_parameters accumulate clip_norm pad "
              "sync_bn sync_bn_group")},
       {Role::all_ranks, words("epochs max_steps saves save_every resumes")},
@@ -207,7 +208,7 @@ constexpr const char* kConfigOfTheLists =
 constexpr const char* kKeptOfTheLists =
     R"({"accumulate":2,"all_reduce":"library","backend":"tcp","batch_size":16,)"
     R"("betas":"0.9,0.999","bucket_mb":-1.0,)"
-    R"("clip_norm":3.0,"data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed","depth":5,)"
+    R"("clip_norm":3.0,"compress":"none","data":"synthetic:32:8","data_crc32":"83543f91","ddp":"bucketed","depth":5,)"
     R"("drop_last":false,"dropout":false,"emulate":"none","eps":1e-08,"find_unused_parameters":false,)"
     R"("graph":false,"init":"kaiming","lr":0.05,"lr_gamma":0.1,"lr_step":0,"model":"seed-bn",)"
     R"("momentum":0.0,"no_broadcast_buffers":false,"optimizer":"sgd","order":"sampler","pad":false,)"

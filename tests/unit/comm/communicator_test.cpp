@@ -30,11 +30,19 @@ TEST_CASE("Elements are parts of memory by number, and a call says what it is", 
   CHECK(size_of(ElementType::f32) == 4);
   CHECK(size_of(ElementType::f64) == 8);
   CHECK(size_of(ElementType::i64) == 8);
+  CHECK(size_of(ElementType::bf16) == 2);
+  CHECK(size_of(ElementType::fp16) == 2);
   const auto text = [&](Call::Op op) { return Call{.op = op, .mine = all, .all = {}}.text(); };
   CHECK(text(Call::Op::all_reduce) == "all_reduce of 10 f64, sum");
   CHECK(text(Call::Op::broadcast) == "broadcast of 10 f64, root 0");
   CHECK(text(Call::Op::receive) == "receive of 10 f64 from rank 0");
   CHECK(text(Call::Op::barrier) == "barrier");
+  std::array<Bf16, 10> half{};
+  const Elements halves(half.data(), 10, ElementType::bf16);
+  CHECK(halves.part(3, 4).data == &half[3]);
+  CHECK(Call{.op = Call::Op::all_reduce, .mine = halves, .all = {}}.text() ==
+        "all_reduce of 10 bf16, sum");
+  CHECK(std::string(name_of(ElementType::fp16)) == "fp16");
 }
 
 // --- Arguments that cannot be right --------------------------------------------------------------

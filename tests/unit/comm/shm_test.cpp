@@ -67,11 +67,15 @@ std::vector<std::vector<T>> results(const Transports& ranks, Call::Op op, int64_
   for (int rank = 0; rank < world_size; ++rank) {
     std::vector<T>& x = memory.emplace_back(size_t((world_size + 1) * n));
     T* const numbers = x.data();  // a plain pointer: test code is not optimised
-    for (size_t i = 0; i < x.size(); ++i) numbers[i] = T(1) / T(1 + 7 * size_t(rank) + i % 1013);
+    for (size_t i = 0; i < x.size(); ++i) {
+      numbers[i] = T(T(1) / T(1 + 7 * size_t(rank) + i % 1013));
+    }
   }
   const std::vector<std::string> errors = testing::run_ranks(world_size, [&](int rank) {
     T* const all = memory[size_t(rank)].data();
-    const auto type = std::is_same_v<T, float> ? ElementType::f32 : ElementType::f64;
+    const ElementType type = std::is_same_v<T, float>    ? ElementType::f32
+                             : std::is_same_v<T, double> ? ElementType::f64
+                                                         : ElementType::bf16;
     ranks[size_t(rank)]->run({.op = op,
                               .mine = {all + world_size * n, n, type},
                               .all = {all, world_size * n, type},
@@ -106,6 +110,53 @@ TEST_CASE("Sums in shared memory have the bits that they have over TCP", "[comm]
     if (world_size != 3 && !testing::full_campaign()) continue;
     check_same_bits<float>(world_size, {150001});
     check_same_bits<double>(world_size, {70001});
+  }
+}
+
+/// Part `p` of a sum of bf16, number i of it, as it is when rank p+1's number has gone round to
+/// rank p: rounded by each rank on the way, or once.
+Bf16 summed(const std::vector<std::vector<Bf16>>& before, int p, int64_t i, bool each_rounds,
+            float factor) {
+  const auto of = [&](int k) { return float(before[size_t(p + k) % before.size()][size_t(i)]); };
+  const int world_size = int(before.size());
+  float sum = of(1);
+  for (int k = 2; k <= world_size; ++k) {
+    sum += of(k);
+    if (k == world_size) sum *= factor;
+    if (each_rounds) sum = Bf16(sum);
+  }
+  return Bf16(sum);
+}
+
+TEST_CASE("A sum of 16 bits is rounded once in shared memory, and by each rank of a ring",
+          "[comm][shm][tcp][sixteen]") {
+  for (const int world_size : {1, 2, 3, 5}) {
+    const Transports shm = shm_transports(world_size), tcp = tcp_transports(world_size);
+    for (const auto& [n, reduction] : {std::pair{1001, Reduction::sum},
+                                       {1001, Reduction::average},
+                                       {30001, Reduction::average}}) {
+      INFO(n << " numbers, " << world_size << " ranks");
+      const auto before = results<Bf16>(shm, Call::Op::barrier, n, reduction);
+      const auto once = results<Bf16>(shm, Call::Op::all_reduce, n, reduction);
+      const auto often = results<Bf16>(tcp, Call::Op::all_reduce, n, reduction);
+      const float factor = reduction == Reduction::sum ? 1 : 1 / float(world_size);
+      int64_t wrong = 0, apart = 0;
+      for (int p = 0; p < world_size; ++p) {
+        const RingPart part = ring_part(n, p, world_size);
+        for (int64_t i = part.first; i < part.first + part.count; ++i) {
+          const int64_t at = world_size * n + i;  // see results()
+          const Bf16 expected = summed(before, p, at, false, factor);
+          const Bf16 by_ring = summed(before, p, at, true, factor);
+          for (size_t rank = 0; rank < size_t(world_size); ++rank) {
+            wrong += once[rank][size_t(at)].bits != expected.bits;
+            wrong += often[rank][size_t(at)].bits != by_ring.bits;
+          }
+          apart += expected.bits != by_ring.bits;
+        }
+      }
+      CHECK(wrong == 0);
+      CHECK((apart > 0) == (world_size > 2));
+    }
   }
 }
 

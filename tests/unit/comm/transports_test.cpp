@@ -76,6 +76,10 @@ void check_table(const MakeRanks& make_ranks, int64_t most_ranks) {
     if (!all) counts = {world_size + 1};
     check_collectives<double>(ranks, counts, roundings * 0x1p-53);
     check_collectives<int64_t>(ranks, counts, 0);
+    if (!all) continue;
+    counts = {world_size + 1, 1000};
+    check_collectives<Bf16>(ranks, counts, roundings * 0x1p-8);
+    check_collectives<Fp16>(ranks, counts, roundings * 0x1p-11);
   }
 }
 
@@ -146,6 +150,24 @@ TEST_CASE("What a rank sends is counted where it leaves", "[comm][tcp][shm][gloo
           if (n > 1001 && world_size != 3 && !testing::full_campaign()) continue;
           check_counted(ranks, collective, n);
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("A message of 16 bits takes half of a float32's bytes",
+          "[comm][tcp][shm][gloo][sixteen]") {
+  for (const Way& way : transports()) {
+    const Ranks ranks = way.make_ranks(3);
+    for (const testing::Collective& collective : testing::collectives(ElementType::f32, 3)) {
+      if (collective.op == Call::Op::barrier) continue;
+      for (const int64_t n : {1001, 30001}) {  // shm: either at once, or in pieces
+        INFO(ranks.comms[0]->bytes_counted_in() << ", " << collective.name(0) << " of " << n);
+        const auto half = testing::bytes_sent_for<Bf16>(ranks, collective, n, 0);
+        auto whole = testing::bytes_sent_for<float>(ranks, collective, n, 0);
+        for (int64_t& bytes : whole) bytes /= 2;
+        CHECK(half == whole);
+        CHECK(testing::bytes_sent_for<Fp16>(ranks, collective, n, 0) == half);
       }
     }
   }

@@ -44,6 +44,33 @@ TEST_CASE("Fill, add and scale are what their names say", "[kernels]") {
   CHECK(count.to_host() == std::vector<int64_t>(3, int64_t{1} << 40));
 }
 
+TEST_CASE("To bf16 a number is multiplied, then rounded once; back it keeps its value",
+          "[kernels][sixteen]") {
+  const TestDevice d(GENERATE(1, 2));
+  const Shape shape{20011};
+  Values values = random_values(shape, 1);
+  values[0] = kNaN, values[1] = -kInfinity, values[2] = Real(0x1.01p0), values[3] = Real(0x1.03p0);
+  const Bf16Tensor half = Bf16Tensor::from_host(d.stream, shape, std::vector<Bf16>(20011));
+  const Tensor back = d.filled(shape, kNaN);
+  for (const Real factor : {Real(1), Real(1) / 3}) {
+    d.kernels().to_bf16(d.stream, factor, d.put(shape, values), half);
+    d.kernels().from_bf16(d.stream, half, back);
+    const std::vector<Bf16> found = half.to_host();
+    const Values found_back = back.to_host();
+    int64_t wrong = 0;
+    for (size_t i = 1; i < values.size(); ++i) {
+      const Real product = values[i] * factor;
+      wrong += found[i].bits != Bf16(float(product)).bits;
+      wrong += found_back[i] != Real(found[i]);
+    }
+    CHECK(wrong == 0);
+    CHECK(found[0].bits == 0x7fc0);
+    CHECK(std::isnan(found_back[0]));
+    if (factor == 1)
+      CHECK((found[2].bits == 0x3f80 && found[3].bits == 0x3f82));  // to the even one
+  }
+}
+
 TEST_CASE("Images are normalised bitwise as (byte / 255 - mean) / stddev", "[kernels]") {
   const TestDevice d;
   std::vector<uint8_t> bytes(256);

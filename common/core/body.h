@@ -1,0 +1,8 @@
+#pragma once
+// What stands before a function that two compilers compile: g++ for CPU devices, nvcc for GPUs. A
+// backend whose processor needs something else defines this macro before it includes such functions
+// (kernels/cuda/launch.cuh).
+
+#ifndef LOCKSTEP_BODY
+#define LOCKSTEP_BODY inline __attribute__((always_inline))
+#endif
