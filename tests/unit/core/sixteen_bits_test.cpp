@@ -118,7 +118,7 @@ void check_midpoints() {
       const auto x = float((sign != 0 ? -1 : 1) * (low + step / 2));
       middle.expect(std::abs(double(x)) == low + step / 2, x, size, size);  // no rounding before
       middle.expect_rounded<T>(x, sign | (size % 2 == 0 ? size : size + 1));
-      below.expect_rounded<T>(std::nextafter(x, 0), sign | size);
+      below.expect_rounded<T>(std::nextafter(x, 0.0f), sign | size);
       above.expect_rounded<T>(std::nextafter(x, sign != 0 ? -kFloatInfinity : kFloatInfinity),
                               sign | (size + 1));
     }
@@ -136,7 +136,7 @@ TEST_CASE("A float32 becomes the nearest number of 16 bits, in the middle the ev
 
 TEST_CASE("What is too large becomes infinity, what is too small zero, each with its sign",
           "[core][sixteen]") {
-  for (const float x : {kFloatInfinity, std::numeric_limits<float>::max(), 65520.0F, 1e30F}) {
+  for (const float x : {kFloatInfinity, std::numeric_limits<float>::max(), 65520.0f, 1e30F}) {
     INFO(x);
     CHECK(Fp16(x).bits == 0x7c00);
     CHECK(Fp16(-x).bits == 0xfc00);
@@ -145,7 +145,7 @@ TEST_CASE("What is too large becomes infinity, what is too small zero, each with
   CHECK(Bf16(std::numeric_limits<float>::max()).bits == 0x7f80);
   CHECK(Bf16(-std::numeric_limits<float>::max()).bits == 0xff80);
   const float smallest = std::numeric_limits<float>::denorm_min();
-  for (const float x : {0.0F, smallest, 0x1p-134F}) {
+  for (const float x : {0.0f, smallest, 0x1p-134F}) {
     INFO(x);
     CHECK(Bf16(x).bits == 0x0000);
     CHECK(Bf16(-x).bits == 0x8000);
