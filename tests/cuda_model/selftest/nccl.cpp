@@ -105,6 +105,7 @@ void sixteen_bits() {
                                 {0x1000, 0x1000, 0x0001, 0x4c00, 0x0001},
                                 {0x3c00, 0x3c02, 0x0002, 0x7c00, 0x0400}}}) {
     World world;
+    for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
     uint16_t* x[2] = {};
     ncclGroupStart();
     for (int rank = 0; rank < 2; ++rank) {
