@@ -1,5 +1,5 @@
-"""Links in the documents lead to files and headings, and the glossary says of each word what it means and where
-it is explained."""
+"""Links in the documents lead to files and headings, the glossary says of each word what it means and where it is
+explained, and a lesson's first use of such a word leads to the glossary."""
 
 import re
 import sys
@@ -13,6 +13,9 @@ from small_tree import SmallTree  # noqa: E402
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # | word with its id | a sentence | PyTorch's name or nothing | a link to the section |
 WORD = re.compile(r'\| <a id="([\w-]+)"></a>[^|]+ \| [A-Z][^|]+\. \| [^|]*\| \[[^]]+\]\([^)]+\) \|')
+
+# Words of the glossary that lessons also use in their everyday sense.
+EVERYDAY = {"copy", "free", "group", "hand back", "hand over", "join", "part", "place", "stage", "unit"}
 
 
 def documents(root):
@@ -56,6 +59,28 @@ def faults_of_words(text):
     return [row for row, match in zip(rows, found) if not match] + sorted({word for word in ids if ids.count(word) > 1})
 
 
+def words_in(glossary):
+    """The words of each row of a glossary, for instance of "to gather, to scatter, in a kernel" the first two."""
+    cells = re.findall(r'<a id="[\w-]+"></a>([^|]+) \|', glossary)
+    rows = [{re.sub("^to ", "", word) for word in re.split("[,;] ", cell)} - EVERYDAY for cell in cells]
+    return [sorted(word for word in row if re.match(r"(?!of |in )\w[\w-]", word)) for row in rows]
+
+
+def words_without_link(rows, lesson):
+    """The first uses of a row's words in a lesson's running text (outside code, tables and headings) that are in no
+    link to the glossary."""
+    text = re.sub(r"`[^`\n]*`|<!--.*?-->|!\[[^]]*\]\([^)]*\)", "", without_blocks(lesson))
+    text = re.sub(r"\[([^][]*)\]\([^)]*glossary\.md#[^)]*\)",
+                  lambda link: re.sub(r"\w+", r"\g<0>_", link[1]), text)  # rank_ is a rank in a link
+    text = re.sub(r"^(#|\|).*$|(?<=\])\([^)]*\)", "", text, flags=re.M)
+    faults = set()
+    for words in filter(None, rows):
+        word = "|".join(re.sub("[ -]", r"_?[\\s-]+", word) for word in words)
+        use = re.search(rf"(?<![\w-])({word})(s|es|d|ed)?(_|\b)(?![-.]\w|\s+normalis)", text, re.I)
+        faults |= {use[0]} if use and not use[3] else set()
+    return sorted(faults)
+
+
 class TestLinks(unittest.TestCase):
     def test_links_lead_to_files_and_headings(self):
         self.assertIn(Path("docs/glossary.md"), documents(ROOT))
@@ -65,6 +90,16 @@ class TestLinks(unittest.TestCase):
         text = (ROOT / "docs/glossary.md").read_text()
         self.assertIn('<a id="rank"></a>', text)
         self.assertEqual([], faults_of_words(text))
+
+    def test_the_first_use_of_a_word_in_a_lesson_leads_to_the_glossary(self):
+        words = words_in((ROOT / "docs/glossary.md").read_text())
+        for row in (["batch"], ["gather", "scatter"], ["world size"], ["FLOP", "intensity", "roofline"]):
+            self.assertIn(row, words)
+        lessons = sorted(ROOT.glob("0*/**/README.md"))
+        self.assertTrue(lessons)
+        for lesson in lessons:
+            with self.subTest(lesson.relative_to(ROOT)):
+                self.assertEqual([], words_without_link(words, lesson.read_text()))
 
 
 class TestTheTestItself(SmallTree):
@@ -91,6 +126,14 @@ class TestTheTestItself(SmallTree):
         for old, new in (("A process.", "a process"), ("A process.", ""), ('<a id="rank"></a>', ""), ("](../", "] (../")):
             self.assertEqual([right.replace(old, new)], faults_of_words(right.replace(old, new)))
         self.assertEqual(["rank"], faults_of_words(f"{right}\n{right}"))
+
+    def test_first_uses_without_a_link(self):
+        rows = words_in('| <a id="flat-buffer"></a>flat buffer | ...\n| <a id="gather"></a>to gather, to scatter | ...\n')
+        linked = "# Gather\n\nA [*flat\nbuffer*](../docs/glossary.md#flat-buffer), `scatter`. [It\nscatters](w.md)"
+        self.assertEqual(["scatters"], words_without_link(rows, linked))
+        linked = linked.replace("w.md", "../docs/glossary.md#gather") + ". It gathers flat buffers."
+        self.assertEqual([], words_without_link(rows, linked))
+        self.assertEqual(["flat buffers"], words_without_link(rows, f"Two flat buffers.\n{linked}"))
 
 
 if __name__ == "__main__":
