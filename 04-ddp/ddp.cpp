@@ -62,10 +62,10 @@ void DistributedDataParallel::gradient_is_ready(size_t place, const Parameter& p
 /// `ready_`, and moves `next_` past them. Called on the host at every gradient, and once more after
 /// backward; backward sets `next_` back to 0 when it has ended.
 ///
-/// In the order of the buckets, whichever is complete first: all ranks make the same calls. A
-/// gradient that is ready has been enqueued on the stream of the passes, `passes_`, and need not
-/// have been computed: the stream `communication_` waits for that, by an event. Neither the host
-/// nor `passes_` waits for anything: backward goes on with the layers in front.
+/// The buckets are reduced in their order, even if a later one is complete first: so all ranks make
+/// the same calls. If a gradient is ready, its kernels are enqueued on `passes_`, the stream of the
+/// passes, but they may not have run yet. By an event, the stream `communication_` waits until they
+/// have. Neither the host nor `passes_` waits: backward goes on with the layers in front.
 void DistributedDataParallel::reduce_complete_buckets() {
   // [task 04.3] gradient hook
   for (; next_ < buckets_.size(); ++next_) {
