@@ -28,8 +28,8 @@ struct RankOffer {
 enum class Backend { automatic, nccl, shm, tcp, gloo };
 constexpr auto words_of(Backend) { return std::array{"auto", "nccl", "shm", "tcp", "gloo"}; }
 
-/// Throws BadInput unless it is one of these words but the first, or empty, and EnvironmentError
-/// for Gloo where this build has none.
+/// Throws BadInput unless `backend` is empty or one of these words other than "auto". Throws
+/// EnvironmentError for Gloo if this build has no Gloo.
 void check_backend_name(const std::string& backend);
 
 struct BackendChoice {

@@ -23,7 +23,7 @@ namespace lockstep {
 
 enum class Reduction { sum, average };
 
-/// What a call is for: its bytes are counted apart from others' (SentBytes).
+/// What a call is for: the bytes of each purpose are counted separately (SentBytes).
 enum class Purpose { other, gradients, parameters, statistics, activations };
 
 /// The numbers that calls carry. Those of 16 bits are added in float32; how often a sum of them is
@@ -35,7 +35,7 @@ int64_t size_of(ElementType type);
 const char* name_of(ElementType type);
 
 /// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
-/// keeps; null for memory that is no tensor's.
+/// keeps; `device` is null for memory that belongs to no tensor.
 struct Elements {
   void* data = nullptr;
   int64_t count = 0;
@@ -81,8 +81,8 @@ struct Call {
   bool reduces() const;
   /// Of two ranks, not of all.
   bool is_transfer() const { return op == Op::send || op == Op::receive; }
-  /// Bytes that leave rank `rank` of `world_size` where the call goes round a ring, as over TCP
-  /// (tcp_transport.cpp): all that one can say of a library that does not tell what it sends.
+  /// Bytes that leave rank `rank` of `world_size` if the call goes round a ring, as over TCP
+  /// (tcp_transport.cpp). This is the best estimate for a library that does not tell what it sends.
   int64_t ring_bytes(int rank, int world_size) const;
 };
 
@@ -111,8 +111,8 @@ inline RingPart ring_part(int64_t count, int number, int world_size) {
 /// it; `tcp` what its connections have taken. Libraries do not tell what they send: for Gloo and
 /// NCCL it is what a ring would send for the calls that are made to them (Call::ring_bytes()).
 ///
-/// The thread that runs the calls adds, any other may read. Relaxed: to count orders nothing, or it
-/// would hide a missing wait from ThreadSanitizer.
+/// The thread that runs the calls adds, any other may read. Relaxed, because counting must not
+/// order the threads: that would hide a missing wait from ThreadSanitizer.
 class SentBytes {
  public:
   /// `where` they are counted: for summaries.

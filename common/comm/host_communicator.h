@@ -43,8 +43,9 @@ class HostStaging {
 /// transport has failed, all later calls throw the same error.
 class HostCommunicator final : public Communicator {
  public:
-  /// By the roll call errors name the ranks concerned; without one they are the transport's. `kept`
-  /// lives as long as queued tasks may: the flight recorder that they write to.
+  /// With a roll call, errors name the ranks concerned; without it, they are the transport's
+  /// errors. `kept` is kept alive as long as tasks are queued: the flight recorder to which they
+  /// write.
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport,
                    std::optional<RollCall> roll_call = {}, std::shared_ptr<const void> kept = {})
       : Communicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),

@@ -28,12 +28,13 @@ class HostTransport {
   virtual void run(const Call& collective, uint64_t number) = 0;
   /// Sends and receives all at the same time: no transfer waits for another.
   virtual void transfer(const std::vector<Call>& calls) = 0;
-  /// Bytes that these two have given to other ranks so far. On the thread that calls them.
+  /// Bytes that run() and transfer() have given to other ranks so far. Call it on the thread that
+  /// calls these two.
   virtual int64_t bytes_sent() const = 0;
   /// A sum of so many bytes, or fewer, goes whole to every other rank; larger ones go as round a
   /// ring.
   virtual int64_t largest_whole_sum() const { return 0; }
-  /// Where they are counted: where they leave, unless that is said.
+  /// Where these bytes are counted, for summaries; by default where they leave.
   virtual std::string counted_in() const { return description(); }
 };
 
@@ -85,8 +86,8 @@ class NoSharedMemory : public ErrorOfKind<NoSharedMemory> {
 
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that
 /// does not do its part of a collective within `timeout_seconds` is lost. Sums have the same bits
-/// on all ranks, in every run with as many ranks, and the bits of connect_tcp()'s. Only sums of 16
-/// bits over three or more ranks differ from those: here they are rounded once.
+/// on all ranks, and in every run with the same number of ranks. connect_tcp()'s sums have these
+/// bits, too, but for sums of 16 bits over three or more ranks: here those are rounded once.
 ///
 /// Throws NoSharedMemory, on all ranks alike and with the reason of the first that has one;
 /// PeerLost if a rank does not come.
@@ -98,9 +99,9 @@ std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds)
 /// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
 ///
 /// Reductions go round a ring in parts (see "The ring" in tcp_transport.cpp), so each part is added
-/// up once, in an order that the ring fixes: all ranks get the same bits, in every run with as many
-/// ranks. Ranks whose counts differ wait for each other, or take one message for another:
-/// LOCKSTEP_DEBUG=collectives finds this (roll_call.h).
+/// up once, in an order that the ring fixes: all ranks get the same bits, and so does every run
+/// with the same number of ranks. Ranks whose counts differ wait for each other, or take one
+/// message for another: LOCKSTEP_DEBUG=collectives finds this (roll_call.h).
 ///
 /// Throws PeerLost if a rank does not come. After an error all connections are closed, so that the
 /// peers that wait for this rank learn of it.

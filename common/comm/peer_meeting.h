@@ -1,8 +1,8 @@
 #pragma once
 // How every two ranks come to a connection: the higher one connects, the lower one listens, and
-// both prove to each other that they are ranks of this job. Then the listener says welcome, by one
-// byte: it may have given up a caller whose proof was on its way, as strangers took its places.
-// Without that byte the caller comes again.
+// both prove to each other that they are ranks of this job. Then the listener welcomes the caller
+// by one byte. Without that byte the caller comes again: the listener may have dropped it while its
+// proof was on the way, because strangers had taken all places.
 
 #include <functional>
 #include <string>

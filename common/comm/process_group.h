@@ -34,7 +34,7 @@ struct ProcessGroupOptions {
   /// Rank 0 leaves its last calls here (system/flight_recorder.h), rank 3 in FILE.rank3; may be
   /// empty.
   std::string flight_file{};
-  /// Ranks that do not exist, of which this thread stands for a kind; nothing: they do.
+  /// Set if the ranks are simulated: then this thread stands for one kind of them.
   std::optional<SimulatedRanks> simulated{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
@@ -71,7 +71,7 @@ class ProcessGroup {
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".
   std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
-  /// What this job does not keep strangers from; empty if nothing: see TcpStore::trust().
+  /// What this job leaves open to strangers; empty if nothing: see TcpStore::trust().
   std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
   Store& store() { return *store_; }
   /// From now on errors of this group, of `world`, which connect() has made, and of further groups
@@ -95,10 +95,10 @@ class ProcessGroup {
   /// all ranks, and PeerLost.
   std::unique_ptr<Communicator> connect(Device& device);
   /// A further group, of the ranks that `color_of` gives this rank's color, numbered from 0 in the
-  /// order of their ranks here. All ranks call it in the same order, after connect(). As different
-  /// groups' calls are not in one order, a rank that is in several enqueues theirs on one stream.
-  /// Destroyed as connect()'s is. Throws what connect() throws. Mirrors
-  /// torch.distributed.new_group, and MPI_Comm_split, whose way of naming groups it has.
+  /// order of their ranks here. All ranks call it in the same order, after connect(). The calls of
+  /// different groups have no common order, so a rank that is in several groups enqueues all their
+  /// calls on one stream. Destroy the communicator as connect()'s. Throws what connect() throws.
+  /// Mirrors torch.distributed.new_group, and MPI_Comm_split, whose way of naming groups it has.
   std::unique_ptr<Communicator> new_group(Device& device,
                                           const std::function<int(int rank)>& color_of);
 
@@ -110,10 +110,10 @@ class ProcessGroup {
   ExchangeTexts exchanger() {
     return [this](const std::string& mine) { return exchange(mine); };
   }
-  /// Each rank does its `work`, which may fail on some of them. It has then failed on all: the
-  /// first rank on which it did throws the error, and tells the launcher that it will be reported;
-  /// the others throw SaidByAnother once that rank is gone. So one line reports what all ranks
-  /// found, or only one. Returns what this rank's work did.
+  /// Each rank does its `work`. If the work fails on some ranks, it has failed on all. The first of
+  /// them throws the error, and tells the launcher that this error will be reported. All other
+  /// ranks throw SaidByAnother once that rank is gone. So one line reports an error, whether one
+  /// rank found it or all. Returns what this rank's work did.
   template <class Work>
   auto together(Work&& work) {
     if constexpr (std::is_void_v<decltype(work())>) {

@@ -25,18 +25,18 @@ namespace lockstep {
 class HostTransport;
 class Store;
 
-constexpr size_t kCacheLine = 64;  // two ranks never write to one: it would go to and fro
+constexpr size_t kCacheLine = 64;  // two ranks never write to the same one: it would go to and fro
 
 struct RankState {
   alignas(kCacheLine) std::atomic<uint64_t> rounds{0};  // that this rank has come to
-  std::array<std::atomic<uint64_t>, 2> calls{};         // for which, in even and in odd rounds
+  std::array<std::atomic<uint64_t>, 2> calls{};         // for which call, in even and in odd rounds
   std::atomic<int> core{-1};                            // on which it ran then
   alignas(kCacheLine) std::atomic<int> asleep{0};       // 1: it waits for a byte in its socket
 };
 
 /// Bytes from one rank to another, first in, first out. Only the sender writes `sent`, only the
-/// receiver `taken`: counts of all bytes so far. Memory that nobody has written holds a lane that
-/// nobody has used: zeros.
+/// receiver `taken`: counts of all bytes so far. Memory to which nobody has written is all zeros:
+/// that is a lane which nobody has used.
 struct Lane {
   static constexpr size_t kBytes = 64 << 10;
   alignas(kCacheLine) std::atomic<uint64_t> sent{0};
@@ -117,8 +117,8 @@ class ShmPeers {
   /// store (release) that the peer waits to see.
   void wake(int peer) const;
 
-  /// Whom a rank that has not come concerns: who waits for that rank itself, or all ranks, as none
-  /// of them can go on.
+  /// Who cannot go on if a rank has not come: only those that wait for that rank itself, or all
+  /// ranks.
   enum class Concerns { awaiting, all };
   /// Returns when ready() is true. `awaited(r)` says whether that still depends on rank r; both
   /// read the memory (acquire).

@@ -11,8 +11,8 @@
 namespace lockstep {
 
 /// Membership of a group of these ranks. Calls take the time of their messages, one after another,
-/// round a ring, each over its own link. Counts and known values (sim_host.h) become what they
-/// would.
+/// round a ring, each over its own link. Counts and known values (sim_host.h) get the values that
+/// real calls would give them.
 ///
 /// The first rank stands for all where they are alike. Where they are not, each of those that stand
 /// for a kind has a clock of its own, and they meet in the store `unlike`. A call then begins when

@@ -84,8 +84,8 @@ class Stream {
   TimedEvent record_time() const;
   /// What is enqueued from now on starts after `event`; the host does not wait
   /// (cudaStreamWaitEvent).
-  /// An error of the event's stream becomes this stream's error; as PeerLost, naming the device, if
-  /// that is another device.
+  /// An error of the event's stream becomes this stream's error. If that stream is on another
+  /// device, the error becomes a PeerLost that names the device.
   void wait(const Event& event) const;
   /// Blocks the host until the stream has run dry. Rethrows the first error; it stays: a stream
   /// that failed once skips all later work (a "sticky" error of CUDA).

@@ -77,12 +77,13 @@ class StreamBackend {
   /// as a kernel's error does; later bodies are not run. Cannot be part of a graph.
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
-  /// In the order of the stream; of what is released during a capture, when its graph goes.
+  /// The memory is free in the order of the stream. If it is released during a capture, it is free
+  /// when the graph is destroyed.
   virtual void release(void* memory, size_t bytes) = 0;
   /// Records an event first: drain() waits for it while the capture lasts.
   virtual void begin_capture() = 0;
-  /// The graph keeps what was released during the capture. Where there is none, for an error, that
-  /// memory is freed, and the stream goes on.
+  /// The graph keeps what was released during the capture. If an error left no graph, that memory
+  /// is freed, and the stream goes on.
   virtual std::unique_ptr<Graph> end_capture() = 0;
   virtual void launch(Graph& graph) = 0;
 
@@ -144,10 +145,10 @@ class StreamBackend {
 };
 
 /// What queued tasks keep alive together: a value that lives as long as one of the copies, on
-/// whatever thread. As std::shared_ptr, but the count of copies is no order between threads: with a
-/// shared_ptr's, a host that copies the next task's reference would come after all that earlier
-/// tasks did before they dropped theirs, and ThreadSanitizer would not see that a stream does not
-/// wait for them.
+/// whatever thread. Like std::shared_ptr, but counting the copies does not order the threads. With
+/// a shared_ptr, a host that copies a reference for the next task would be ordered after all that
+/// earlier tasks did before they dropped theirs. Then ThreadSanitizer would not see that a stream
+/// does not wait for these tasks.
 template <class T>
 class Kept {
  public:

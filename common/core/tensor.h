@@ -46,7 +46,7 @@ class Buffer {
 
 /// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
 /// from a file: what multiplies extents throws BadInput, naming the shape, where one is negative or
-/// the number does not fit in 63 bits. A 0 beside them changes nothing of that (as in NumPy).
+/// the number does not fit in 63 bits. That also holds if another extent is 0 (as in NumPy).
 class Shape {
  public:
   Shape() = default;

@@ -67,8 +67,8 @@ class Context {
   /// Forgets everything saved (a pass that will have no backward).
   void clear() { saved_.clear(); }
 
-  /// For what a pass changes on the host, which is not part of a graph: runs `effect` now, and adds
-  /// it to the list given to record_effects(), for replays.
+  /// For what a pass changes on the host: a graph does not contain that. Runs `effect` now, and
+  /// adds it to the list given to record_effects(), so that a replay can repeat it.
   void on_host(std::function<void()> effect);
   void record_effects(std::vector<std::function<void()>>* effects) { effects_ = effects; }
 

@@ -16,8 +16,9 @@ class Conv2d : public Module {
   Conv2d(int64_t in_channels, int64_t out_channels, Options options);
   Tensor forward(const Tensor& x, Context& context) override;
   Tensor backward(const Tensor& dy, Context& context) override;
-  /// forward() in two halves, between which several layers' parts of one sum can be added up: the
-  /// convolution without the bias, [N,OH,OW,out], which may be changed in place, and the bias.
+  /// forward() in two halves: product() is the convolution without the bias, [N,OH,OW,out], and
+  /// add_bias() adds the bias in place. Between the two, the products of several layers can be
+  /// added up.
   Tensor product(const Tensor& x, Context& context);
   void add_bias(const Tensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }

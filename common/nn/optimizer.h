@@ -50,8 +50,8 @@ struct UpdatedRange {
 /// does. Call it between backward and the optimizer's step.
 class ClipByNorm {
  public:
-  /// Called between the two halves of a clip with `squares` [1], the sum of all gradients' squares;
-  /// may enqueue work that changes it: where others have further gradients, theirs are added.
+  /// Called between the two halves of a clip with `squares` [1], the sum of all gradients' squares.
+  /// It may enqueue work that adds the squares of gradients that are elsewhere.
   using AddOthers = std::function<void(const Tensor& squares)>;
 
   /// `most` 0: calls do nothing.
@@ -59,8 +59,8 @@ class ClipByNorm {
   /// The gradients of all ranges together.
   ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, double most,
              AddOthers add_others = {});
-  /// The same, where only the gradients `counted` add to the norm: pieces of the ranges', perhaps
-  /// none.
+  /// The same, but only the gradients `counted` add to the norm. They are pieces of the ranges'
+  /// gradients, or none.
   ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, std::vector<Tensor> counted,
              double most, AddOthers add_others);
   void operator()() const;
@@ -92,7 +92,7 @@ class Optimizer {
   Optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
   /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
   /// the ranges' gradients. The ranges' stretches belong to the parameters that `marks` knows;
-  /// without those, all numbers have a gradient in every step.
+  /// without marks, all numbers have a gradient in every step.
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
             std::vector<Tensor> zeroed = {}, GradientMarks marks = {});
 

@@ -60,9 +60,10 @@ class GradientMarks {
 
   /// Marks the parameters that passes have given a gradient since the last call.
   void write(Stream stream) const;
-  /// What passes have given a gradient in a copy of the network, has one here.
+  /// If passes have given a parameter a gradient in a copy of the network, it has a gradient here,
+  /// too.
   void add(const GradientMarks& copy) const;
-  /// The marks have been zeroed: so begins a step.
+  /// A step begins, and the marks have been zeroed.
   void forget() const;
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   const Tensor& marks() const { return marks_; }

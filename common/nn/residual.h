@@ -13,7 +13,7 @@ class Residual final : public Module {
  public:
   Residual(int64_t in_channels, int64_t out_channels, int64_t stride);
   /// With these convolutions; conv3 is null where the shortcut is x itself. bn1 has conv1's
-  /// channels: a part of the block's, where devices share conv1 and conv2.
+  /// channels: only a part of the block's channels if conv1 and conv2 are split over devices.
   Residual(std::unique_ptr<Conv2d> conv1, std::unique_ptr<Conv2d> conv2,
            std::unique_ptr<Conv2d> conv3);
   Tensor forward(const Tensor& x, Context& context) override;

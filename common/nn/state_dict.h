@@ -33,7 +33,7 @@ std::vector<StateTensor> state_dict(Module& network);
 /// Of that: one parameter, and all that are no parameters.
 StateTensor state_of(const Parameter& parameter);
 std::vector<StateTensor> running_state(Module& network);
-/// The latter with zeros for values, of a network that need not have memory.
+/// running_state() with zeros as values. The network need not have memory.
 std::vector<StateTensor> blank_running_state(Module& network);
 
 /// Sets the state. Throws a BadInput that lists every missing and unexpected tensor, and every
@@ -45,8 +45,9 @@ void load_running_state(Module& network, const std::map<std::string, StateTensor
 /// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);
 
-/// These three for tensors with one number per learnt number, for instance an optimizer's momentum:
-/// `flat` is laid out as FlatParameters::values(), a name is `prefix` and the parameter's name.
+/// The same three functions for tensors with one number per learnt number, for instance an
+/// optimizer's momentum: `flat` is laid out as FlatParameters::values(), a name is `prefix` and the
+/// parameter's name.
 std::vector<StateTensor> flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
                                          const std::string& prefix);
 void load_flat_state_dict(const FlatParameters& parameters, const Tensor& flat,

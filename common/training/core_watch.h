@@ -15,8 +15,8 @@ namespace lockstep {
 /// they may have been what it waited for. 0 where there was too little time to say.
 double share_without_core(const ThreadTimes& times, double own_seconds);
 
-/// Of a share without a core, what spoils timings: on a quiet machine a device waits for up to 5 %
-/// of its time.
+/// From this share without a core on, timings are spoilt. (On a quiet machine a device waits for up
+/// to 5 % of its time.)
 constexpr double kNoticedWithoutCore = 0.1;
 
 /// Adds up, while it is on, what the threads of CPU devices waited for cores.

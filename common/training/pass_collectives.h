@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// Runs them on a stream of their own. Whoever else calls for the same rank gives its calls to that
-/// stream, too, so that all reach the communicator in one order.
+/// Runs such collectives on a stream of their own. All other collectives of the same rank go to
+/// that stream, too, so that all calls reach the communicator in one order.
 class PassCollectives {
  public:
   /// `comm` must outlive the passes.
@@ -47,8 +47,8 @@ class PassCollectives {
   Communicator& comm() const { return comm_; }
   /// Seconds that training passes have waited so far. Waits for the last call.
   double seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
-  /// The part of it in which the calls had not begun: behind others that were on the stream
-  /// already, and from one thread to another.
+  /// The part of these seconds in which the calls had not begun: earlier calls were on the stream,
+  /// or the calls were handed from one thread to another.
   double seconds_queued() { return std::max(0.0, seconds_waited() - calls_.total("called")); }
 
  private:

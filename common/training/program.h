@@ -52,7 +52,7 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
 /// it before the threads to be bound are started.
 std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group);
 
-/// "2 ranks over shm (one host)", and what the job does not keep strangers from.
+/// "2 ranks over shm (one host)", and what the job leaves open to strangers.
 std::string ranks_text(const ProcessGroup& group);
 
 /// The settings of the options with these roles, and the other things that weights depend on: the

@@ -14,10 +14,11 @@ namespace lockstep {
 /// devices yet.
 ///
 /// 1. Proof, untimed: both train from the same weights on the same order at learning rate 0.01
-///    without momentum, schedules and weight decay. Their weights must agree: after 10 steps to a
-///    relative L2 of 1e-5; for ResNet-18, which one rounding already moves by more than that, the
-///    change of the weights in one step to 10 %. Where this program normalises parts of the
-///    batch (`info.emulate`), the program `reference` next to the reference does so, too.
+///    without momentum, schedules and weight decay. Their weights must agree after 10 steps, to a
+///    relative L2 of 1e-5. One rounding already moves ResNet-18's weights by more than that: so
+///    for ResNet-18 the change of the weights in one step must agree, to 10 %. If this program
+///    normalises parts of the batch (`info.emulate`), the program `reference` next to the
+///    reference does so, too.
 ///    Under Adam and AdamW both train with that optimizer, at rate 1e-4, with eps 1e-3, weight
 ///    decay 0.01 and the default betas. Adam moves a weight whose gradient is rounding noise by a
 ///    whole step of random sign, unless eps is larger than the noise. Measured over 10 steps of 64
