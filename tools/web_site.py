@@ -4,9 +4,9 @@
   ./lockstep site
   ./lockstep site --to FOLDER --source https://HOST/OWNER/NAME/blob/main
 
-Sphinx makes the pages (Debian's furo and python3-myst-parser) from copies, in which links lead to pages, or to the
-source at the address of --source. Without that option they are plain text. Where the programs are built, each lesson
-has its page of `./lockstep show`."""
+Sphinx makes the pages (Debian's furo and python3-myst-parser, or PyPI's furo and myst-parser) from copies, in which
+links lead to pages, or to the source at the address of --source. Without that option they are plain text. Where the
+programs are built, each lesson has its page of `./lockstep show`."""
 
 import argparse
 import importlib.util
@@ -63,13 +63,16 @@ SETTINGS = {
     "myst_heading_anchors": 6, "highlight_language": "none", "smartquotes": False, "html_copy_source": False,
     "html_static_path": ["static"], "html_css_files": ["site.css"], "html_show_copyright": False,
 }
-# Pictures and frames are as dark as the page around them. A long word of a heading fits a telephone.
+# Pictures and frames are as dark as the page around them. On a telephone, headings are
+# broken anywhere and pictures scroll. Code of 100 columns fits beside the menus of a wide page.
 STYLE = """
 body { color-scheme: light dark; }
 body[data-theme=light] { color-scheme: light; }
 body[data-theme=dark] { color-scheme: dark; }
 iframe { width: 100%; height: 85vh; border: 1px solid var(--color-background-border); }
 h1, h2, h3 { overflow-wrap: anywhere; }
+div.highlight pre { font-size: 0.75rem; padding: 0.625rem 0.5rem; }
+@media (max-width: 46em) { article p:has(> img) { overflow-x: auto; } article img { width: 44em; max-width: none; } }
 """
 
 
@@ -168,7 +171,8 @@ def main(arguments):
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if lacking():
-        parser.error(f"not found: {', '.join(lacking())}; Debian: apt-get install furo python3-myst-parser")
+        parser.error(f"not found: {', '.join(lacking())}; Debian: apt-get install furo python3-myst-parser, which are for "
+                     f"/usr/bin/python3 (this is {sys.executable}); elsewhere: pip install furo myst-parser")
     steps = (options.build / "01-single-gpu/01-single-gpu").exists()
     if not steps:
         complain("site", f"no programs in {options.build}: the lessons go without the pages of `./lockstep show`")
