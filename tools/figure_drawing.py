@@ -2,34 +2,28 @@
 A place where nothing runs stays empty. For the lessons (figures.py), and for measured steps."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
-from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVERAL
+from palette import (ALONG, BLUE, DARK_GREY, GREEN, GREY, INK, ORANGE, PALE, PAPER, PINK, RED, RULE, SKY,
+                     STEP)
+from step_rows import MEMORY
 
 WIDTH, MARGIN = 900, 12
-TEXT, LETTER = 13, 6.9  # of all text: height, and width of a letter in the middle
+TEXT, LETTER = 13, 7.4  # of all text: height, and width of a letter in the wider ones of usual fonts
 LINE, BAR, CURVE, SPACE = 22, 24, 56, 5  # heights
 NARROW = 1.5  # a bar is at least so wide
 TICKS = 8  # about so many
+ARROWS = 20  # height between two rows, where arrows stand
 
-# Colour and letters. The first ones are those of Okabe and Ito (2008), which readers tell apart who see red and
-# green alike. All are the same in light and in dark mode, where a bar's edge has the colour of the text.
-BLUE, SKY, ORANGE, GREEN, PINK, RED, YELLOW = (
-    ("#0072b2", "#ffffff"), ("#56b4e9", "#000000"), ("#e69f00", "#000000"), ("#009e73", "#000000"),
-    ("#cc79a7", "#000000"), ("#d55e00", "#000000"), ("#f0e442", "#000000"))
-WHITE, GREY, DARK_GREY, WINE = (
-    ("#ffffff", "#000000"), ("#b8bec4", "#000000"), ("#4d4d4d", "#ffffff"), ("#882255", "#ffffff"))
 PHASE = "phase"
 PURPOSES = {"scatter": PINK, "replicate": ORANGE, "gather": GREEN, "reduce": RED}  # of copies and messages
 PARTS = ("part A", "part B", "part C", "part D")
-FILLS = {"forward": SKY, "backward": BLUE, MESSAGES: ORANGE, PRODUCTS: BLUE, OTHER: GREY, HOST: WHITE,
-         MEMORY: YELLOW, SEVERAL: WINE,
-         **dict(zip(map(ALONG_AXES.get, ("data", "shard", "tensor", "pipeline")), (RED, GREEN, PINK, DARK_GREY))),
-         **PURPOSES, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK)))}
+KEPT = "always there"
+FILLS = {**STEP, **ALONG, **PURPOSES, **dict(zip(PARTS, (ORANGE, SKY, GREEN, PINK))), KEPT: DARK_GREY}
 CLASSES = {kind: f"k{number}" for number, kind in enumerate(FILLS)} | {PHASE: "phase"}
 # Text, paper, pale text, lines.
-LIGHT, DARK = ("#1c1e21", "#ffffff", "#57606a", "#c8ced4"), ("#e8eaed", "#17191c", "#a9b1b9", "#454b52")
+LIGHT, DARK = zip(INK, PAPER, PALE, RULE)
 
 
 @dataclass
@@ -40,7 +34,8 @@ class Panel:
     rows: list  # step_rows.Row
     end: float
     begin: float = 0.0
-    legend: dict = field(default_factory=dict)  # {kind: name}, beside the title
+    names: bool = False  # of narrow bars stand below the row, unless the legend has them
+    arrows: tuple = ()  # moments at which something goes on to the next row, from the last one to the first
 
 
 def style(kinds):
@@ -48,11 +43,12 @@ def style(kinds):
     show pictures do not know."""
     def coloured(ink, paper, pale, line):
         return (f"text{{fill:{ink}}}.paper,.phase{{fill:{paper}}}rect{{stroke:{ink}}}.paper{{stroke:none}}"
-                f".pale{{fill:{pale}}}line{{stroke:{line}}}path{{stroke:{ink}}}")
+                f".pale{{fill:{pale}}}line{{stroke:{line}}}path:not(.join){{stroke:{ink}}}")
     fills = "".join(f".{CLASSES[kind]}{{fill:{FILLS[kind][0]}}}text.{CLASSES[kind]}{{fill:{FILLS[kind][1]}}}"
                     for kind in FILLS if kind in kinds)
     return (f"<style>text{{font:{TEXT}px Helvetica,Arial,sans-serif}}.title{{font-weight:bold}}"
-            f".name{{text-anchor:middle}}rect,path{{stroke-width:.7}}{coloured(*LIGHT)}"
+            f".name{{text-anchor:middle}}rect,path{{stroke-width:.7}}.arrow,.join{{fill:none;stroke-width:1.5}}"
+            f".join{{stroke-width:5}}{coloured(*LIGHT)}"
             f"@media (prefers-color-scheme: dark){{{coloured(*DARK)}}}{fills}</style>"
             '<rect class="paper" width="100%" height="100%"/>')
 
@@ -72,22 +68,22 @@ def width_of(words):
 
 
 def legend(kinds, y):
-    """What the colours mean, {kind: name}, from the right end to the left."""
-    x = WIDTH - MARGIN
-    for kind, name in reversed(kinds.items()):
-        x -= width_of(name) + 28
+    """What the colours mean, {kind: name}: at the left, where a small screen begins."""
+    x = MARGIN
+    for kind, name in kinds.items():
         yield f'<rect class="{CLASSES[kind]}" x="{number(x)}" y="{y - 11}" width="12" height="12"/>'
         yield text(x + 17, y, name)
+        x += width_of(name) + 34
 
 
 def in_lines(kinds):
     """A legend, as so many as fit into the width."""
     lines, used = [{}], 0
     for kind, name in kinds.items():
-        used += width_of(name) + 28
+        used += width_of(name) + 34
         if used > WIDTH - 2 * MARGIN:
             lines.append({})
-            used = width_of(name) + 28
+            used = width_of(name) + 34
         lines[-1][kind] = name
     return lines
 
@@ -102,16 +98,65 @@ def ticks(begin, end):
     return [count * step for count in range(math.ceil(begin / step - 1e-9), math.floor(end / step + 1e-9) + 1)]
 
 
+def fits(bar, width):
+    return bar.name and width > width_of(bar.name) + 2
+
+
+@dataclass
+class Groups:
+    """The ranks of a mesh, a row for each host, drawn once for each axis: lines join those that send to each other."""
+
+    title: str
+    per_host: int  # ranks
+    axes: dict  # {kind: [[rank, rank], ...]}
+
+    SIDE, BETWEEN, TOP = 26, 22, 24  # of a rank; between ranks; above them
+
+    def hosts(self):
+        return max(rank for pairs in self.axes.values() for pair in pairs for rank in pair) // self.per_host + 1
+
+    def height(self):
+        return self.TOP + LINE + self.hosts() * (self.SIDE + self.BETWEEN)
+
+    def middle(self, rank, x, y):
+        host, place = divmod(rank, self.per_host)
+        step = self.SIDE + self.BETWEEN
+        return x + place * step + self.SIDE / 2, y + LINE + self.TOP + host * step + self.SIDE / 2
+
+    def join(self, kind, one, other):
+        """Straight, or over the rank between them."""
+        (x, y), (to_x, to_y) = one, other
+        bend = 0 if abs(to_x - x) <= self.SIDE + self.BETWEEN else 2 * self.SIDE - 6
+        return (f'<path class="join" stroke="{FILLS[kind][0]}" '
+                f'd="M{number(x)} {number(y)}Q{number((x + to_x) / 2)} {number((y + to_y) / 2 - bend)} '
+                f'{number(to_x)} {number(to_y)}"/>')
+
+    def svg(self, left, y, width):
+        wide = (width - 60) / len(self.axes)
+        for host in range(self.hosts()):
+            yield text(left, self.middle(host * self.per_host, 0, y)[1] + 5, f"host {host}")
+        for place, (kind, pairs) in enumerate(self.axes.items()):
+            x = left + 70 + place * wide
+            yield text(x, y + TEXT, kind)
+            for one, other in pairs:
+                yield self.join(kind, self.middle(one, x, y), self.middle(other, x, y))
+            for rank in range(self.hosts() * self.per_host):
+                at, height = self.middle(rank, x, y)
+                yield (f'<rect class="{CLASSES[kind]}" x="{number(at - self.SIDE / 2)}" '
+                       f'y="{number(height - self.SIDE / 2)}" width="{self.SIDE}" height="{self.SIDE}"/>')
+                yield text(at, height + 5, str(rank), f"name {CLASSES[kind]}")
+
+
 class Picture:
     """Panels below each other."""
 
-    def __init__(self, title, panels, kinds, unit=""):
-        """`kinds`, {kind: name}, are explained above all panels."""
-        self.title, self.panels, self.legend, self.unit = title, panels, kinds, unit
+    def __init__(self, title, panels, kinds, unit="", groups=None):
+        """`kinds`, {kind: name}, are explained above all panels, between which and these `groups` may stand."""
+        self.title, self.panels, self.legend, self.unit, self.groups = title, panels, kinds, unit, groups
         names = [row.name for panel in panels for row in panel.rows if not row.curve]
-        self.left = MARGIN + max(map(width_of, names), default=0) + 8
+        self.left = MARGIN + max(map(width_of, names), default=0) + 14
         self.scale = (WIDTH - MARGIN - self.left) / max(panel.end - panel.begin for panel in panels)
-        self.y = MARGIN + LINE * len(in_lines(self.legend)) * bool(self.legend)
+        self.y = MARGIN + (LINE * len(in_lines(self.legend)) + SPACE) * bool(self.legend)
 
     def x(self, panel, moment):
         return self.left + self.scale * (moment - panel.begin)
@@ -122,12 +167,15 @@ class Picture:
         kind = CLASSES[bar.kind]
         yield (f'<rect class="{kind}" x="{number(left)}" y="{self.y}" width="{number(max(right - left, NARROW))}" '
                f'height="{BAR}"' + (f">{title}</rect>" if title else "/>"))
-        if bar.name and right - left > width_of(bar.name):
+        if fits(bar, right - left):
             yield text((left + right) / 2, self.y + BAR - 7, bar.name, "name" if bar.kind == PHASE else f"name {kind}")
 
     def curve(self, panel, row):
         """An area, as high as the bars' levels."""
         bottom = self.y + CURVE
+        for y, words in ((self.y, row.full), (bottom, "0" if row.full else "")):
+            yield f'<line x1="{number(self.left - 4)}" x2="{WIDTH - MARGIN}" y1="{y}" y2="{y}"/>'
+            yield text(self.left - 8, y + 4, words, "pale", "end")
         points = [f"M{number(self.x(panel, row.bars[0].begin))} {bottom}"]
         for bar in row.bars:
             points.append(f"V{number(bottom - bar.level * CURVE)}H{number(self.x(panel, bar.end))}")
@@ -142,17 +190,56 @@ class Picture:
             yield text(MARGIN, self.y + BAR - 7, row.name)
             for bar in row.bars:
                 yield from self.bar(panel, bar)
+            if panel.names:
+                yield from self.names(panel, row)
+            if panel.arrows:
+                yield from self.arrows(panel, row)
         self.y += (CURVE if row.curve else BAR) + SPACE
 
+    def names(self, panel, row):
+        """Of the row's narrow bars; those of neighbours in one text. The next row is lower by its height."""
+        found = []  # [first x, last x, names]
+        for bar in row.bars:
+            left, right = self.x(panel, bar.begin), self.x(panel, bar.end)
+            if bar.name and bar.name not in self.legend.values() and not fits(bar, right - left):
+                middle = (left + right) / 2
+                if found and middle - found[-1][1] < width_of(found[-1][2] + bar.name) / 2:
+                    found[-1][1] = middle
+                    found[-1][2] += f", {bar.name}" * (bar.name not in found[-1][2].split(", "))
+                else:
+                    found.append([middle, middle, bar.name])
+        for first, last, words in found:
+            half = width_of(words) / 2
+            middle = min(max((first + last) / 2, MARGIN + half), WIDTH - MARGIN - half)
+            for x in {first, last}:
+                yield f'<line x1="{number(x)}" x2="{number(x)}" y1="{self.y + BAR}" y2="{self.y + BAR + 6}"/>'
+            yield text(middle, self.y + BAR + 17, words, "name")
+        self.y += 18 * bool(found)
+
+    def arrows(self, panel, row):
+        """Below a row."""
+        top = self.y + BAR + 3
+        for moment in panel.arrows if row.bars and row.name else ():
+            x = self.x(panel, moment)
+            yield f'<path class="arrow" d="M{number(x)} {top}v14m-4 -5l4 5l4 -5"/>'
+            if row is panel.rows[-1]:
+                yield text(x, top + 30, f"to {next(row.name for row in panel.rows if row.name)}", "pale name")
+        self.y += ARROWS * bool(row.name) + 16 * (row is panel.rows[-1])
+
     def draw_panel(self, panel):
-        if panel.title or panel.legend:
+        if panel.title:
             yield text(MARGIN, self.y + TEXT, panel.title, "title")
-            yield from legend(panel.legend, self.y + TEXT)
             self.y += LINE
         for row in panel.rows:
             if row.bars or not row.curve:
                 yield from self.row(panel, row)
         self.y += 2 * SPACE
+
+    def draw_groups(self, groups):
+        yield text(MARGIN, self.y + TEXT, groups.title, "title")
+        self.y += LINE
+        yield from groups.svg(MARGIN, self.y, WIDTH - 2 * MARGIN)
+        self.y += groups.height() + 4 * SPACE
 
     def axis(self):
         """With numbers, where the unit says something."""
@@ -168,7 +255,8 @@ class Picture:
 
     def svg(self):
         kinds = {bar.kind for panel in self.panels for row in panel.rows for bar in row.bars}
-        lines = [part for place, kinds_of_line in enumerate(in_lines(self.legend))
+        drawn = list(self.draw_groups(self.groups)) if self.groups else []
+        lines = drawn + [part for place, kinds_of_line in enumerate(in_lines(self.legend))
                  for part in legend(kinds_of_line, MARGIN + TEXT + LINE * place)]
         for panel in self.panels:
             lines += self.draw_panel(panel)
@@ -207,7 +295,7 @@ def columns(title, runs, unit, kept, used):
     most = max(level for run in runs for _, level in run.changes)
     left, gap, high, top = MARGIN + 34, 18, 200, MARGIN + LINE + LINE * max(len(run.lines) for run in runs) + 6
     wide = (WIDTH - MARGIN - left - gap * (len(runs) - 1)) / len(runs)
-    lines = [*legend({"backward": kept, MEMORY: used}, MARGIN + TEXT)]
+    lines = [*legend({KEPT: kept, MEMORY: used}, MARGIN + TEXT)]
     for value in ticks(0, most):
         y = top + high * (1 - value / most)
         lines += [f'<line x1="{left - 4}" x2="{WIDTH - MARGIN}" y1="{number(y)}" y2="{number(y)}"/>',
@@ -222,10 +310,10 @@ def columns(title, runs, unit, kept, used):
             path.append(f"V{number(top + high * (1 - level / most))}H{number(x + wide * until)}")
         lines.append(f'<path class="{CLASSES[MEMORY]}" d="{"".join(path)}V{top + high}Z"/>')
         base = high * run.kept / most
-        lines.append(f'<rect class="{CLASSES["backward"]}" x="{number(x)}" y="{number(top + high - base)}" '
+        lines.append(f'<rect class="{CLASSES[KEPT]}" x="{number(x)}" y="{number(top + high - base)}" '
                      f'width="{number(wide)}" height="{number(base)}"/>')
         lines.append(text(x + wide / 2, top + high + 18, "one step", "pale name"))
-    return whole(title, top + high + 28, {"backward", MEMORY}, lines)
+    return whole(title, top + high + 28, {KEPT, MEMORY}, lines)
 
 
 # --- Lines -----------------------------------------------------------------------------------------

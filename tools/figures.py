@@ -11,6 +11,7 @@ tools/profiles/figures.json, chosen so that one sees what the stage is about. Th
 
 import argparse
 import copy
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,7 +20,7 @@ import step_plan
 import step_rows
 from command_line import Parser, complain, one_line, run_command
 from compare import Refused
-from figure_drawing import PARTS, PHASE, PURPOSES, Column, Panel, Picture, columns
+from figure_drawing import PARTS, PHASE, PURPOSES, Column, Groups, Panel, Picture, columns
 from mesh_drawing import Mesh
 from plain_files import write_whole
 from sim_devices import path_of_profile, read_profile
@@ -38,6 +39,7 @@ def named(*kinds):
 
 PASSES = named("forward", "backward")
 BUCKETS = {**PASSES, MESSAGES: "messages"}
+UPDATE = {OTHER: "update"}
 # Four equal layers of 784 features, and a small last one.
 EQUAL_LAYERS = "--model mlp --width 196"
 SYNCHRONISED = "--model seed-bn --nodes 2 --no-broadcast-buffers"
@@ -106,8 +108,8 @@ def by_pass(row, name=None):
 
 
 def by_block(row, name=None):
-    """Bars are blocks of layers: "block4" of block4.0 and block4.1."""
-    return joined(row, lambda bar: bar.name.partition(".")[0], name)
+    """Backward's bars are blocks of layers: "block4" of block4.0 and block4.1, "stem" of stem_bn and stem_conv."""
+    return joined(row, lambda bar: bar.kind if bar.kind == "forward" else re.split(r"[._]", bar.name)[0], name)
 
 
 def plain(row, name=None):
@@ -130,12 +132,26 @@ def by_purpose(row, name=None):
     return Row(name or row.name, bars)
 
 
+def without_names(row):
+    """For a row whose colours say enough."""
+    return Row(row.name, [bar_of(bar, name="") for bar in row.bars])
+
+
+def lettered(row, name="messages"):
+    """All messages have one colour, and a letter for what they are or for their axis: G of "gather fc1", D of
+    data. What is left is the loss's sum."""
+    def letter(bar):
+        word = bar.along or bar.name.partition(" ")[0]
+        return word[0].upper() if bar.along or word in PURPOSES else "loss"
+    return Row(name, [bar_of(bar, kind=MESSAGES, name=letter(bar)) for bar in row.bars])
+
+
 def curve(name, run, most):
-    """A row with the height of what is in use beyond what is always kept; `most` fills it."""
+    """A row with the height of what is in use beyond what is always kept; `most` bytes fill it."""
     changes, kept = run.memory(), run.kept()
     until = [*(at for at, _ in changes[1:]), run.end]
     return Row(name, [Bar(at, to, "", MEMORY, level=(used - kept) / most)
-                      for (at, used), to in zip(changes, until) if to > at], curve=True)
+                      for (at, used), to in zip(changes, until) if to > at], curve=True, full=f"{most / 2**20:.1f} MiB")
 
 
 # --- Pictures --------------------------------------------------------------------------------------
@@ -147,39 +163,39 @@ def stages(build):
     two_hosts = f"{batch} --nodes 2"
     panels = []
 
-    def add(title, run, rows, legend=None):
-        panels.append(Panel(title, rows, run.end, legend=legend or {}))
+    def add(title, run, *rows):
+        panels.append(Panel(title, rows, run.end, names=True))
 
     run = Run(build, "01", 1, batch)
     [row] = run.rows().values()
-    add("01  one device", run, [by_pass(row, "device 0")])
+    add("01  one device", run, by_pass(row, "device 0"))
     run = Run(build, "02", 2, batch)
-    add("02  DataParallel: device 0 sends the network and adds up the gradients", run,
-        [by_pass(by_purpose(row)) for row in run.rows().values()], named(*PURPOSES))
+    add("02  DataParallel: device 0 sends the network, and adds up the gradients", run,
+        *map(by_pass, run.rows().values()))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
     add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run,
-        [plain(row) for row in run.rows().values()])
+        *(Row(row.name, [bar_of(bar, name="" if bar.kind == MESSAGES else bar.name) for bar in row.bars])
+          for row in run.rows().values()))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
     add("04  DDP: buckets of gradients are averaged while backward runs", run,
-        [by_pass(rows["compute"]), plain(rows["communication"], "messages")])
+        by_pass(rows["compute"], "rank 0"), plain(rows["communication"], "messages"))
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
     numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count))
                 for count, bar in enumerate(rows["communication"].bars, 1)]
     add("05  SyncBatchNorm: the passes wait for four short messages", run,
-        [by_pass(rows["compute"]), Row("messages", numbered)])
+        by_pass(rows["compute"], "rank 0"), Row("messages", numbered))
     run = Run(build, "06", 1, two_hosts)
     rows = run.rows()
-    add("06  FSDP: gather a layer, use it, free it; reduce its gradients", run,
-        [by_pass(rows["compute"]), by_purpose(rows["communication"], "messages"),
-         curve("memory: more with each gather, less with each free", run, run.most())], named("gather", "reduce"))
+    add("06  FSDP: gather (G) a layer, use it, free it; reduce (R) its gradients", run,
+        without_names(by_pass(rows["compute"], "rank 0")), lettered(rows["communication"]),
+        curve("memory of rank 0: more with each gather, less with each free", run, run.most()))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
-    add("07  mesh: every message goes along one axis", run,
-        [by_pass(rows["compute"]), plain(rows["communication"], "messages")],
-        {"along data": "data", "along tensor": "tensor"})
-    return Picture("A training step of each stage", panels, {**BUCKETS, OTHER: "the rest"}).svg()
+    add("07  mesh: every message goes along one axis, data (D) or tensor (T)", run,
+        without_names(by_pass(rows["compute"], "rank 0")), lettered(rows["communication"]))
+    return Picture("A training step of each stage", panels, {**BUCKETS, **UPDATE}).svg()
 
 
 def step_01(build):
@@ -189,15 +205,16 @@ def step_01(build):
     moments = [at for at, _, runs_later in run.step["hosts"][0]["enqueued"] if runs_later]
     host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST)])
     return Picture("A step of one device, and what its host enqueues meanwhile",
-                   [Panel("", [host, plain(row, "device")], run.end)], {HOST: "enqueues", **PASSES}).svg()
+                   [Panel("", [host, plain(row, "device")], run.end, names=True)],
+                   {HOST: "enqueues", **PASSES, **UPDATE}).svg()
 
 
 def step_02(build):
     """Device 0 serves the others."""
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
     return Picture("A step of DataParallel on four devices",
-                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end)],
-                   {**named("forward", "backward", *PURPOSES), OTHER: "update"}).svg()
+                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end, names=True)],
+                   {**named("forward", "backward", *PURPOSES), **UPDATE}).svg()
 
 
 def pipeline(build):
@@ -222,8 +239,9 @@ def buckets(build):
         run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 16 --no-broadcast-buffers "
                   f"{words}", SLOW_CABLE)
         rows = run.rows()
-        panels.append(Panel(title, [by_block(rows["compute"]), plain(rows["communication"], "messages")], run.end))
-    return Picture("A step of stage 04 without overlap, and with it", panels, BUCKETS).svg()
+        panels.append(Panel(title, [by_block(rows["compute"], "rank 0"), plain(rows["communication"], "messages")],
+                            run.end, names=True))
+    return Picture("A step of stage 04 without overlap, and with it", panels, {**BUCKETS, **UPDATE}).svg()
 
 
 def ring(build):
@@ -245,7 +263,8 @@ def ring(build):
             drawn = passed
         for row, part in zip(rows[1:], drawn):
             row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
-    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end)],
+    arrived = tuple(bar.end for bar in bars if bar.kind == MESSAGES)
+    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end, arrows=arrived[:-1])],
                    named(*PARTS)).svg()
 
 
@@ -254,8 +273,8 @@ def syncbn(build):
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
     return Picture("A step of stage 05",
-                   [Panel("", [plain(rows["compute"]), for_layers(rows["communication"], rows["compute"])], run.end)],
-                   BUCKETS).svg()
+                   [Panel("", [plain(rows["compute"], "rank 0"), for_layers(rows["communication"], rows["compute"])],
+                          run.end, names=True)], {**BUCKETS, **UPDATE}).svg()
 
 
 def sharded_step(build):
@@ -267,10 +286,11 @@ def sharded_step(build):
     for prefetch, run in enumerate(runs):
         rows = run.rows()
         panels.append(Panel(f"--prefetch {prefetch}", [
-            plain(rows["compute"]), by_purpose(rows["communication"], "messages"),
-            curve("memory beyond what is always kept", run, most)], run.end))
+            plain(rows["compute"], "rank 0"),
+            Row("messages", [bar_of(bar, name="") for bar in by_purpose(rows["communication"]).bars]),
+            curve("memory of rank 0 beyond what is always kept", run, most)], run.end, names=True))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
-                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", OTHER: "update"}).svg()
+                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", **UPDATE}).svg()
 
 
 def sharded_memory(build):
@@ -286,28 +306,23 @@ def sharded_memory(build):
                    "during a step")
 
 
-def groups(of_mesh, width):
-    """A row for each axis, its groups of ranks side by side."""
-    for axis in reversed(of_mesh.long_axes()):
-        firsts = [rank for rank in range(of_mesh.ranks()) if of_mesh.coordinate(rank, axis) == 0]
-        wide = width / len(firsts)
-        yield Row(f"along {axis}", [
-            Bar(place * wide, (place + 0.9) * wide, ", ".join(map(str, of_mesh.group(rank, (axis,)))), f"along {axis}")
-            for place, rank in enumerate(firsts)])
+def groups(of_mesh):
+    """Who sends to whom along each axis, the nearest ranks first; every axis has two ranks."""
+    return Groups("Which ranks send to each other", of_mesh.per_host, {f"along {axis}": [
+        list(of_mesh.group(rank, (axis,))) for rank in range(of_mesh.ranks()) if of_mesh.coordinate(rank, axis) == 0]
+        for axis in reversed(of_mesh.long_axes())})
 
 
 def mesh(build):
     """Whom each message goes to."""
     run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 512 --mesh data=2,shard=2,tensor=2")
     rows, of_mesh = run.rows(), Mesh.of(run.enqueued.metrics["mesh"])
-    lanes = [by_pass(rows["compute"])]
+    lanes = [by_pass(rows["compute"], "rank 0")]
     for axis in reversed(of_mesh.long_axes()):
         lanes.append(Row(f"along {axis}", [bar_of(bar, name=bar.name.partition(" ")[0].removeprefix("along"))
                                            for bar in rows["communication"].bars if bar.along == axis]))
-    return Picture("The groups of a mesh of eight ranks, and a step of one", [
-        Panel("Which ranks talk to each other; 0 to 3 are on one host, 4 to 7 on another", [*groups(of_mesh, run.end)],
-              run.end),
-        Panel("A step of rank 0", lanes, run.end)], PASSES).svg()
+    return Picture("The groups of a mesh of eight ranks, and a step of one",
+                   [Panel("A step of rank 0", lanes, run.end)], {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
 
 
 # File in docs/figures, without its ending: what draws it.

@@ -3,48 +3,38 @@
 from html import escape
 
 from figure_drawing import ticks
-from step_rows import ALONG_AXES, COLOURS, HOST, MEMORY, MESSAGES, OTHER, PRODUCTS, SEVERAL, WAITING
+from palette import ALONG, INK, MARK, PALE, PAPER, RULE, STEP
+from step_rows import ALONG_AXES, MESSAGES, OTHER, PRODUCTS, SEVERAL, WAITING
 
 WIDTH = 960  # about that of a page, which stretches the drawing
 NAME, BAR, CURVE, SPACE, AXIS = 16, 24, 60, 6, 34  # heights
 LETTER = 6.8  # width of a bar's letters
 EDGE = 0.01  # of the width: half a number
 
-# Light and dark. The letters of bars are white, black on "other": 4.5 to 1 or more, as the Web Content
-# Accessibility Guidelines ask for.
-FILLS = {"forward": ("#1b6ca8", "#2878b8"), "backward": ("#2f7d4f", "#2e7d4f"),
-         MESSAGES: (COLOURS[MESSAGES], COLOURS[MESSAGES]),
-         PRODUCTS: (COLOURS[PRODUCTS], "#7d63c6"),
-         OTHER: (COLOURS[OTHER], "#7d848c"), HOST: ("#6b4a1f", "#8f6835"),
-         MEMORY: ("#8a5a9e", "#8d5fa0")}
-# Messages along the axes of a mesh.
-ALONG = {ALONG_AXES["data"]: ("#b8232f", "#c8333f"), ALONG_AXES["shard"]: ("#7d6200", "#857010"),
-         ALONG_AXES["tensor"]: ("#5a4fcf", "#6a60d6"), ALONG_AXES["pipeline"]: ("#00757d", "#00797f"),
-         SEVERAL: ("#a3266f", "#b8448a")}
+FILLS = {**STEP, **ALONG}
 CLASSES = {MESSAGES: "messages", PRODUCTS: "products", OTHER: "other", SEVERAL: "several",
            **{kind: axis for axis, kind in ALONG_AXES.items()}}
-CLASSES = {kind: CLASSES.get(kind, kind) for kind in (*FILLS, *ALONG, WAITING)}
-PAPER = {"ink": ("#1c1e21", "#e8eaed"), "paper": ("#ffffff", "#17191c"),
-         "faint": ("#6b7178", "#9aa0a6"), "line": ("#d5d9dd", "#3a3e43")}
+CLASSES = {kind: CLASSES.get(kind, kind) for kind in (*FILLS, WAITING)}
 
 
 def variables(mode):
     """The colours of a mode (0: light, 1: dark), as CSS."""
-    fills = [f"--{CLASSES[kind]}:{colours[mode]}" for kind, colours in {**FILLS, **ALONG}.items()]
-    return ";".join(fills + [f"--{name}:{colours[mode]}" for name, colours in PAPER.items()])
+    fills = [f"--{CLASSES[kind]}:{fill}" for kind, (fill, _) in FILLS.items()]
+    paper = {"ink": INK, "paper": PAPER, "faint": PALE, "line": RULE, "mark": MARK}
+    return ";".join(fills + [f"--{name}:{colours[mode]}" for name, colours in paper.items()])
 
 
 RULES = """
 .step text { fill: var(--ink); }
 .step .tick { fill: var(--faint); }
 .step line { stroke: var(--line); }
-.step rect { stroke: var(--paper); }
+.step rect { stroke: var(--ink); }
 .step .hatch { fill: var(--faint); }
-.step .host rect { stroke: var(--host); }
-""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n" for kind in (*FILLS, *ALONG)) + """
+""" + "".join(f".step .{CLASSES[kind]} rect {{ fill: var(--{CLASSES[kind]}); }}\n"
+              f".step .bar.{CLASSES[kind]} text {{ fill: {letters}; }}\n" for kind, (_, letters) in FILLS.items()) + "".join(
+    f".{CLASSES[kind]} {{ --axis: {fill}; --letters: {letters}; }}\n" for kind, (fill, letters) in ALONG.items()) + """
 .step text { font: 12px sans-serif; }
-.step .bar text { fill: #fff; text-anchor: middle; pointer-events: none; }
-.step .bar.other text { fill: #000; }
+.step .bar text { text-anchor: middle; pointer-events: none; }
 .step .bar text.long { display: none; }
 .step .tick { text-anchor: middle; }
 .step rect { stroke-width: 0.5; }
@@ -121,7 +111,7 @@ class Drawing:
         """What the colours can mean here."""
         kinds = {bar.kind for bar in self.step.bars()}
         waits = any(row.waits(self.step.begin, self.step.end, "") for row in self.step.rows)
-        return [kind for kind in (*FILLS, *ALONG) if kind in kinds] + [WAITING] * waits
+        return [kind for kind in FILLS if kind in kinds] + [WAITING] * waits
 
     def svg(self):
         lines = [f'<svg xmlns="http://www.w3.org/2000/svg" class="step" width="100%" height="{self.height}" '

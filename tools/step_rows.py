@@ -4,17 +4,16 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-# Label, colour, words (the name contains one of them).
+# Label, words (the name contains one of them).
 MESSAGES = "copies and collectives"
 PRODUCTS = "convolutions and products"
 OTHER = "other operations"
 KINDS = (
-    (MESSAGES, "#c04f00",
+    (MESSAGES,
      ("copy", "all_reduce", "all_gather", "broadcast", "reduce_scatter", "send", "recv", "receive", "transfers")),
-    (PRODUCTS, "#6a51a3", ("conv2d", "matmul")),
-    (OTHER, "#a9b0b7", ("",)),
+    (PRODUCTS, ("conv2d", "matmul")),
+    (OTHER, ("",)),
 )
-COLOURS = {label: colour for label, colour, _ in KINDS}
 
 HOST, WAITING, MEMORY = "host", "waiting", "memory"
 AXES = ("data", "shard", "tensor", "pipeline")  # of stage 07's mesh
@@ -29,7 +28,7 @@ MOST_TOLD = 8  # operations of a bar that are told one by one
 
 
 def kind_of(operation):
-    return next(label for label, _, words in KINDS if any(word in operation for word in words))
+    return next(label for label, words in KINDS if any(word in operation for word in words))
 
 
 def along(layer):
@@ -65,6 +64,7 @@ class Row:
     bars: list = field(default_factory=list)
     predicted_most: float | None = None  # of its count, by a formula
     curve: bool = False  # the bars' levels are what is shown
+    full: str = ""  # what a curve's full height is, in a picture
 
     def waits(self, begin, end, unit):
         """Bars for the time in which this lane does nothing. A host has better things to do."""

@@ -4,9 +4,9 @@
   ./lockstep site
   ./lockstep site --to FOLDER --source https://HOST/OWNER/NAME/blob/main
 
-Sphinx makes the pages (Debian's furo and python3-myst-parser) from copies, in which links lead to pages, or to the
-source at the address of --source. Without that option they are plain text. Where the programs are built, each lesson
-has its page of `./lockstep show`."""
+Sphinx makes the pages (Debian's furo and python3-myst-parser, or PyPI's furo and myst-parser) from copies, in which
+links lead to pages, or to the source at the address of --source. Without that option they are plain text. Where the
+programs are built, each lesson has its page of `./lockstep show`."""
 
 import argparse
 import importlib.util
@@ -22,12 +22,13 @@ from command_line import Parser, complain, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 
+GLOSSARY = "docs/glossary.md"
 # The menu. Left out are the course's answers and slides: teachers and pandoc read these.
 PAGES = {
     "Lessons": ["01-single-gpu/README.md", "02-dataparallel/README.md", "03-model-split/README.md",
                 "03-model-split/pipeline/README.md", "03-model-split/tensor/README.md", "04-ddp/README.md",
                 "05-syncbn-checkpoint/README.md", "06-fully-sharded/README.md", "07-mesh/README.md",
-                "docs/glossary.md"],
+                GLOSSARY],
     "More about them": ["docs/options.md", "docs/ddp.md", "docs/launching.md", "docs/checkpoints.md",
                         "docs/simulation.md", "docs/prediction.md", "docs/measurements.md", "docs/results/README.md",
                         "docs/results/gpu-check-2026-11-26-nvidia-h200.md", "docs/results/convolutions-h200.md",
@@ -50,7 +51,7 @@ STEPS = {
 STEP = """
 ## Step through a step
 
-**This is the page that `./lockstep show {words}` writes.** [Open it alone.]({place})
+**This is the page that `./lockstep show {words}` writes.** <a href="{place}">Open it alone.</a>
 
 <iframe src="{place}" title="A step, to step through" loading="lazy"></iframe>
 """
@@ -58,16 +59,20 @@ STEP = """
 CODE = r"^ *```.*?^ *```|`[^`\n]*`"
 LINK = re.compile(rf"{CODE}|(?P<picture>!?)\[(?P<text>(?:`[^`]*`|[^][`])*)\]\((?P<target>[^)\s]+)\)", re.M | re.S)
 SETTINGS = {
-    "project": "Lockstep", "html_title": "Lockstep", "html_theme": "furo", "extensions": "myst_parser",
-    "myst_heading_anchors": 6, "highlight_language": "none", "smartquotes": 0, "html_copy_source": 0,
-    "html_static_path": "static", "html_css_files": "site.css", "html_show_copyright": 0,
-    "suppress_warnings": "myst",  # it knows no anchor in a table: tests/tools/test_links.py looks at all links
+    "project": "Lockstep", "html_title": "Lockstep", "html_theme": "furo", "extensions": ["myst_parser"],
+    "myst_heading_anchors": 6, "highlight_language": "none", "smartquotes": False, "html_copy_source": False,
+    "html_static_path": ["static"], "html_css_files": ["site.css"], "html_show_copyright": False,
 }
-# Pictures and frames are as dark as the page around them.
+# Pictures and frames are as dark as the page around them. On a telephone, headings are
+# broken anywhere and pictures scroll. Code of 100 columns fits beside the menus of a wide page.
 STYLE = """
+body { color-scheme: light dark; }
 body[data-theme=light] { color-scheme: light; }
 body[data-theme=dark] { color-scheme: dark; }
 iframe { width: 100%; height: 85vh; border: 1px solid var(--color-background-border); }
+h1, h2, h3 { overflow-wrap: anywhere; }
+div.highlight pre { font-size: 0.75rem; padding: 0.625rem 0.5rem; }
+@media (max-width: 46em) { article p:has(> img) { overflow-x: auto; } article img { width: 44em; max-width: none; } }
 """
 
 
@@ -91,6 +96,8 @@ def rewritten(link, page, source):
         found += "/README.md"
     if found in all_pages():
         target = os.path.relpath(name_of(found), os.path.dirname(page) or ".") + hash_mark + anchor
+        if found == GLOSSARY and anchor:  # in its tables MyST finds no place
+            return f'<a href="{target.replace(".md", ".html")}">{link["text"]}</a>'
     elif not link["picture"]:
         if not source:
             return link["text"]
@@ -126,12 +133,22 @@ def write_pages(folder, source, steps):
     shutil.copytree(ROOT / "docs/figures", folder / "docs/figures")
     (folder / "static").mkdir()
     (folder / "static/site.css").write_text(STYLE)
+    (folder / "conf.py").write_text("".join(f"{name} = {value!r}\n" for name, value in SETTINGS.items()))
 
 
 def write_steps(target, build):
     for lesson, words in STEPS.items():
         subprocess.run([sys.executable, ROOT / "tools/step_page.py", "--build", build, *words.split(),
                         "-o", target / lesson / "step.html"], check=True, stdout=subprocess.DEVNULL)
+
+
+def follow_the_system(target):
+    """Debian 12's furo is dark only where its reader says so on the page. Others follow the system by themselves."""
+    furo = (target / "_static/styles/furo.css").read_text()
+    dark = re.search(r'body\[data-theme="dark"\] (\{[^}]*\})', furo)
+    if "prefers-color-scheme" not in furo and dark:
+        with (target / "_static/site.css").open("a") as style:
+            style.write(f"@media screen and (prefers-color-scheme: dark) {{ body:not([data-theme=light]) {dark[1]} }}\n")
 
 
 def lacking():
@@ -142,9 +159,9 @@ def lacking():
 def make_site(target, source, steps):
     with tempfile.TemporaryDirectory() as folder:
         write_pages(Path(folder, "pages"), source, steps)
-        settings = [word for name, value in SETTINGS.items() for word in ("-D", f"{name}={value}")]
-        subprocess.run([sys.executable, "-m", "sphinx", "-q", "-C", *settings,
-                        "-d", f"{folder}/doctrees", f"{folder}/pages", target], check=True)
+        subprocess.run([sys.executable, "-m", "sphinx", "-q", "-d", f"{folder}/doctrees", f"{folder}/pages", target],
+                       check=True)
+    follow_the_system(target)
 
 
 def main(arguments):
@@ -154,7 +171,8 @@ def main(arguments):
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if lacking():
-        parser.error(f"not found: {', '.join(lacking())}; Debian: apt-get install furo python3-myst-parser")
+        parser.error(f"not found: {', '.join(lacking())}; Debian: apt-get install furo python3-myst-parser, which are for "
+                     f"/usr/bin/python3 (this is {sys.executable}); elsewhere: pip install furo myst-parser")
     steps = (options.build / "01-single-gpu/01-single-gpu").exists()
     if not steps:
         complain("site", f"no programs in {options.build}: the lessons go without the pages of `./lockstep show`")

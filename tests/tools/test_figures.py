@@ -13,7 +13,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import figure_drawing  # noqa: E402
 import figures  # noqa: E402
-from figure_drawing import CLASSES, DARK, FILLS, LIGHT, Column, columns, measured  # noqa: E402
+from figure_drawing import (CLASSES, DARK, FILLS, KEPT, LIGHT, Column, Groups, Panel, Picture, columns,  # noqa: E402
+                            measured)  # noqa: E402
 from step_page_support import BUILD, contrast  # noqa: E402
 from step_rows import ALONG_AXES, HOST, MEMORY, MESSAGES, OTHER, SEVERAL, Bar, Row, Step  # noqa: E402
 
@@ -95,6 +96,27 @@ class TestDrawing(unittest.TestCase):
         for text in ("a &lt; b", "x &amp; y", "a &quot;text&quot;"):
             self.assertIn(text, drawn)
 
+    def test_names_of_narrow_bars_stand_below_the_row(self):
+        row = Row("x", [Bar(0, 9.9, "F0", "forward"), Bar(9.9, 10, "bucket 0", MESSAGES), Bar(9.9, 10, "update", OTHER)])
+        for names in (False, True):
+            drawn = Picture("", [Panel("", [row], 10, names=names)], {OTHER: "update"}).svg()
+            self.assertEqual(names, "bucket 0" in drawn)
+            self.assertEqual(1, drawn.count("update"))  # the legend's
+
+    def test_arrows_lead_from_the_last_row_to_the_first(self):
+        rows = [Row(name, [Bar(0, 1, "", MESSAGES)]) for name in ("rank 0", "rank 1")]
+        drawn = Picture("", [Panel("", rows, 1, arrows=(0.25, 0.5))], {}).svg()
+        self.assertEqual((4, 2), (drawn.count('class="arrow"'), drawn.count(">to rank 0<")))
+
+    def test_a_curve_says_how_high_it_is(self):
+        drawn = Picture("", [Panel("", [Row("memory", [Bar(0, 1, "", MEMORY)], curve=True, full="2.5 MiB")], 1)], {}).svg()
+        self.assertRegex(drawn, r">2.5 MiB<(?s:.)*>0<")
+
+    def test_lines_join_the_ranks_of_a_group(self):
+        groups = Groups("x", 2, {ALONG_AXES["data"]: [[0, 2], [1, 3]], ALONG_AXES["tensor"]: [[0, 1], [2, 3]]})
+        drawn = "".join(groups.svg(0, 0, 900))
+        self.assertEqual((4, 8, 2), tuple(map(drawn.count, ('class="join"', "<rect", ">host "))))
+
     def test_several_steps_have_one_scale(self):
         short = Step("short", "ms", 4, [Row("x", [Bar(0, 4, "F0", "forward")])])
         (_, first), _, (_, second) = self.bars(measured([self.STEP, short]))
@@ -115,7 +137,7 @@ class TestDrawing(unittest.TestCase):
 
     def test_memory_has_one_scale(self):
         drawn = columns("x", [Column(["a"], [(0, 4), (0.25, 8)], 4), Column(["b"], [(0, 2)], 2)], "MiB", "kept", "used")
-        kept = [float(height) for height in re.findall(r'<rect class="k1"[^>]* height="([\d.]+)"', drawn)][1:]
+        kept = [float(height) for height in re.findall(rf'<rect class="{CLASSES[KEPT]}"[^>]* height="([\d.]+)"', drawn)][1:]
         self.assertEqual(2, kept[0] / kept[1])
 
 

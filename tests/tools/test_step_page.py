@@ -14,12 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import compare_timeline  # noqa: E402
+import figure_drawing  # noqa: E402
 import step_page  # noqa: E402
 import step_plan  # noqa: E402
 import step_rows  # noqa: E402
 from step_rows import MESSAGES, OTHER, PRODUCTS  # noqa: E402
 from figure_drawing import ticks  # noqa: E402
-from step_drawing import ALONG, CLASSES, Drawing, FILLS, PAPER  # noqa: E402
+from palette import ALONG, INK, MARK, PAPER  # noqa: E402
+from step_drawing import Drawing, FILLS  # noqa: E402
 from stages import all_stages, label  # noqa: E402
 from step_page_support import (BUILD, contrast, MEMORY, plan_of, SCHEDULES, show,  # noqa: E402
                                small_trace, write_trace)
@@ -319,17 +321,19 @@ class TestDrawing(unittest.TestCase):
         self.assertRegex(axis, r'x="99.920%" y="\d+" style="text-anchor:end">5<')
 
     def test_names_can_be_read_on_every_bar(self):
-        for mode in (0, 1):
-            ink, paper = (PAPER[name][mode] for name in ("ink", "paper"))
-            for kind, colours in {**FILLS, **ALONG}.items():
-                letters = "#000000" if kind == OTHER else "#ffffff"
-                self.assertGreaterEqual(contrast(letters, colours[mode]), 4.5, (kind, mode))
-                pale = blend(colours[mode], paper, 0.22)  # .bar.future in page.css
-                self.assertGreaterEqual(contrast(ink, pale), 4.5, (kind, mode))
-            for axis, colours in ALONG.items():  # the grids of a mesh
+        for fill, letters in FILLS.values():
+            self.assertGreaterEqual(contrast(letters, fill), 4.5, fill)
+        for ink, paper, mark in zip(INK, PAPER, MARK):
+            self.assertGreaterEqual(contrast(mark, paper), 3)
+            for kind, (fill, _) in FILLS.items():
+                self.assertGreaterEqual(contrast(ink, blend(fill, paper, 0.22)), 4.5, kind)  # .bar.future in page.css
+            for axis, (fill, _) in ALONG.items():  # the grids of a mesh
                 for share in (0.08, 0.22, 0.36):
-                    self.assertGreaterEqual(contrast(ink, blend(colours[mode], paper, share)), 4.5, (axis, mode))
-                self.assertGreaterEqual(contrast(blend(colours[mode], ink, 0.55), paper), 4.5, (axis, mode))
+                    self.assertGreaterEqual(contrast(ink, blend(fill, paper, share)), 4.5, axis)
+                self.assertGreaterEqual(contrast(blend(fill, ink, 0.55), paper), 4.5, axis)
+
+    def test_the_page_and_the_pictures_have_the_same_colours(self):
+        self.assertEqual(FILLS, {kind: figure_drawing.FILLS[kind] for kind in FILLS})
 
 
 class TestPage(unittest.TestCase):

@@ -1,5 +1,6 @@
 """`./lockstep site`: which pages there are, where their links lead, and what Sphinx makes of them."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,11 @@ class TestLinks(unittest.TestCase):
                    "[a](04-ddp/index.md) [b](04-ddp/index.md#buckets)")
         self.check("03-model-split/pipeline/README.md", "[`a[0]` b](../../README.md#x),\n[two\nlines](../tensor/)",
                    "[`a[0]` b](../../index.md#x),\n[two\nlines](../tensor/index.md)")
-        self.check("docs/ddp.md", "[w](glossary.md#rank)", "[w](glossary.md#rank)")
+        self.check("docs/ddp.md", "[w](glossary.md) [`a` b](launching.md#slurm)", "[w](glossary.md) [`a` b](launching.md#slurm)")
+
+    def test_links_into_the_glossary_s_tables_are_html(self):
+        self.check("04-ddp/README.md", "[`a` b](../docs/glossary.md#rank)",
+                   '<a href="../docs/glossary.html#rank">`a` b</a>')
 
     def test_links_into_the_source_lead_to_its_address_or_are_text(self):
         text = "[main.cpp](main.cpp), [a](../docs/course/slides/)"
@@ -85,7 +90,25 @@ class TestWithSphinx(unittest.TestCase):
             self.assertIn('href="../docs/glossary.html#rank"', lesson)
             self.assertIn('<iframe src="step.html"', lesson)
             self.assertIn("</html>", Path(folder, "04-ddp/step.html").read_text())
+            self.assertNotIn('class="xref myst"', lesson)  # a link that MyST dropped
+            styles = "".join(path.read_text() for path in Path(folder, "_static").rglob("*.css"))
+            self.assertRegex(styles, r"prefers-color-scheme: ?dark\) ?\{\s*body:not\(\[data-theme=\"?light\"?\]\) ?\{"
+                                     r"[^}]*--color-background-primary")
             self.assertTrue(Path(folder, "searchindex.js").is_file())
+
+            self.check_places(Path(folder))
+
+    def check_places(self, folder):
+        """Whatever a page of a document names is there: files, and places in pages."""
+        pages = {path.resolve(): path.read_text() for path in folder.rglob("*.html")}
+        places = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+        for page, text in pages.items():
+            for name in set(re.findall(r'(?:href|src)="(?!#"|\w+:|//)([^"]+)"', text)) if page.name != "step.html" else ():
+                file, _, place = name.partition("#")
+                found = (page.parent / file.partition("?")[0]).resolve() if file else page
+                self.assertTrue(found.is_file(), f"{page}: {name}")
+                if place and found in places:
+                    self.assertIn(place, places[found], f"{page}: {name}")
 
     def test_an_absent_generator_is_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
