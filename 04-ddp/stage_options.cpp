@@ -26,7 +26,8 @@ void BucketOptions::add_to(OptionParser& parser) {
 void ReplicaOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
   parser.add("--ddp", ddp, "manual: one all-reduce per parameter after backward");
-  parser.add("--all-reduce", all_reduce, "library's, or written out here");
+  parser.add("--all-reduce", all_reduce,
+             "library: the backend's own; the others are written out here");
   buckets.add_to(parser);
   parser.add_flag("--no-overlap", no_overlap,
                   {"reduce nothing before backward has ended", Role::per_rank});
