@@ -34,7 +34,8 @@ struct SizesOptions {
                "one per rank of this host; all GPUs, else CPU devices");
     add_no_bind(parser, common.no_bind);
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
-    parser.add("--all-reduce", kinds, "library's, or written out here");
+    parser.add("--all-reduce", kinds,
+               "library: the backend's own; the others are written out here");
     parser.add("--rounds", rounds, "measurements of each size, of which the median counts",
                {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");

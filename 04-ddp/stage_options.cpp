@@ -43,7 +43,8 @@ void BucketOptions::add_to(OptionParser& parser) {
 void ReplicaOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
   parser.add("--ddp", ddp, "manual: one all-reduce per parameter after backward");
-  parser.add("--all-reduce", all_reduce, "library's, or written out here");
+  parser.add("--all-reduce", all_reduce,
+             "library: the backend's own; the others are written out here");
   parser.add("--compress", compress, "bf16: gradients are sent in 16 bits, half of the bytes");
   buckets.add_to(parser);
   parser.add_flag("--no-overlap", no_overlap,

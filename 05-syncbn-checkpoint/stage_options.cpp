@@ -73,7 +73,8 @@ void SyncBatchNormOptions::add_to(OptionParser& parser) {
                   {"batch normalisation sees its rank's part of the batch only, as in stage 04",
                    Role::all_runs, "sync_bn", [this] { return !no_sync_bn; }});
   parser.add("--sync-bn-group", sync_bn_group,
-             "ranks that normalise together, which follow each other; 0: all of them", {0, 65536});
+             "how many ranks, with consecutive numbers, normalise together; 0: all of them",
+             {0, 65536});
   parser.check_afterwards([this, &parser] {
     require(!no_sync_bn || sync_bn_group == 0,
             "--no-sync-bn and --sync-bn-group: leave one of them out");
@@ -90,7 +91,8 @@ void SavingOptions::add_to(OptionParser& parser) {
                     Output::folder);
   parser.add("--save-every", save_every,
              {"save every so many steps, too; 0: never", Role::all_ranks}, {0, 1000000000});
-  parser.add("--keep", keep, {"newest checkpoints that stay", Role::per_rank}, {2, 1000000});
+  parser.add("--keep", keep, {"how many of the newest checkpoints stay", Role::per_rank},
+             {2, 1000000});
   parser.add("--resume", resume,
              {"go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any",
               Role::all_ranks, "resumes", [this] { return !resume.empty(); }});

@@ -23,7 +23,7 @@ void ShardedStageOptions::add_to(OptionParser& parser) {
 void ShardingOptions::add_to(OptionParser& parser) {
   parser.begin_group("Sharding");
   parser.add("--shard", kind,
-             {"what the ranks share out; none: DDP, optimizer: ZeRO-1, gradients: ZeRO-2, "
+             {"what the ranks divide among them; none: DDP, optimizer: ZeRO-1, gradients: ZeRO-2, "
               "parameters: FSDP",
               Role::all_ranks});
   parser.add("--unit", unit,

@@ -279,7 +279,7 @@ def parse_arguments(argv, table):
     parser.add_argument("--dir", type=Path, help="folder to look in and fetch to")
     parser.add_argument("--table", help="addresses and checksums (default: tools/datasets.json)")
     parser.add_argument("--unless-present", action="store_true",
-                        help="be content with files of the right names, and silent then")
+                        help="if files of the right names are there: do not check them, print nothing")
     return parser.parse_args(argv)
 
 

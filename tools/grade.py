@@ -33,16 +33,16 @@ def add_options(parser, root):
     parser.add_argument("--build", type=Path, metavar="FOLDER", default=root / "build-coursework",
                         help="where it is compiled (default build-coursework/)")
     parser.add_argument("--no-races", dest="races", action="store_false",
-                        help="do not run tasks under ThreadSanitizer, whose programs are compiled "
-                             "for themselves")
+                        help="do not run tasks under ThreadSanitizer, for which programs are compiled "
+                             "once more")
     parser.add_argument("--no-sandbox", dest="sandbox", action="store_false",
                         help="run students' code with your own rights")
     parser.add_argument("--whole-files", action="store_true",
                         help="take all that a submission has changed, not only the marked lines; the result says so")
     parser.add_argument("--take-flagged", action="store_true",
-                        help="compile marked lines, too, in which something has no business: look at them first")
+                        help="compile marked lines even if something in them is not allowed: look at them first")
     parser.add_argument("--seed", type=int, metavar="N",
-                        help="draws the hidden cases' values (default: others each time)")
+                        help="from which the hidden cases draw their values (default: another each time)")
 
 
 def parse_options(argv, root):

@@ -1,5 +1,5 @@
-"""`./lockstep predict --check`: what simulated devices predict of this machine's steps, beside what it takes for
-them. The networks' sizes are others than those that `calibrate` has seen."""
+"""`./lockstep predict --check`: predictions of this machine's steps, by simulated devices, beside the times that
+the steps really take. The networks' sizes are others than those that `calibrate` has seen."""
 
 import json
 import math

@@ -164,9 +164,9 @@ def main(argv):
     parser = Parser(prog="lockstep show", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", help="01 to 07, or tensor-split (default: 03, or the trace's)")
-    parser.add_argument("--devices", help="how many, or simulated ones of a profile (default: 2; of a pipeline 4)")
+    parser.add_argument("--devices", help="number of devices, or simulated ones of a profile (default: 2; of a pipeline 4)")
     parser.add_argument("--units-per-mib", type=pace, default=0, metavar="N",
-                        help="how long a message's MiB takes; 0: all messages together a third of the passes")
+                        help="units that a MiB of a message takes; 0: all messages together take a third of the passes")
     parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
     parser.add_argument("--flight", metavar="FILE",
                         help="what ranks wrote with --flight: who is late (no page; all else is left out)")

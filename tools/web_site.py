@@ -167,7 +167,7 @@ def make_site(target, source, steps):
 def main(arguments):
     parser = Parser(prog="lockstep site", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="default: build/site")
-    parser.add_argument("--source", default="", metavar="ADDRESS", help="of the repository's files on the web")
+    parser.add_argument("--source", default="", metavar="ADDRESS", help="address of the repository's files on the web")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if lacking():

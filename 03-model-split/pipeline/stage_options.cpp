@@ -17,7 +17,7 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
   parser.add("--schedule", schedule_kind, "how micro-batches take turns");
   parser.add("--chunks", chunks, "stages on a device; 0: 2 if interleaved, else 1", {0, 64});
   parser.add("--micro-batches", micro_batches,
-             "parts of a batch; 0: 4, in the naive schedule 1, if interleaved 2 per device",
+             "parts of a batch; 0: 4, or 1 in the naive schedule, or 2 per device if interleaved",
              {0, 1024});
   parser.add_flag("--recompute", recompute,
                   "run each forward again before its backward instead of keeping its work");

@@ -20,7 +20,8 @@ void add_data_options(OptionParser& parser, Options& o) {
   parser.begin_group("Data");
   parser.add("--data", o.data, "fashion-mnist, mnist, cifar10, synthetic, synthetic:TRAIN:TEST");
   parser.add("--data-dir", o.data_dir, {"folder of the data set's files", Role::per_rank});
-  parser.add("--order", o.order, "of the samples, as PyTorch's");
+  parser.add("--order", o.order,
+             "order of the samples: as PyTorch's DataLoader or DistributedSampler, or the file's");
   parser.add_flag("--drop-last", o.drop_last,
                   "leave out the last batch of an epoch if it is short");
   parser.add("--workers", o.workers,
@@ -44,7 +45,9 @@ void add_network_options(OptionParser& parser, Options& o) {
 
 void add_training_options(OptionParser& parser, Options& o) {
   parser.begin_group("Training");
-  parser.add("--epochs", o.epochs, {"0 with --load: evaluate only", Role::all_ranks}, {0, 100000});
+  parser.add("--epochs", o.epochs,
+             {"passes over the training set; 0 with --load: evaluate only", Role::all_ranks},
+             {0, 100000});
   parser.add("--max-steps", o.max_steps,
              {"stop after this many steps; 0: no limit", Role::all_ranks}, {0, 1000000000});
   parser.add("--batch-size", o.batch_size, "samples of one step, over all devices", {1, 1000000});
@@ -62,22 +65,24 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--lr-step", o.lr_step,
              "multiply the rate by --lr-gamma every so many epochs; 0: never", {0, 100000});
   parser.add("--lr-gamma", o.lr_gamma, "see --lr-step", {0, 1});
-  parser.add("--momentum", o.momentum, "of sgd, and chooses it", {0, 1});
-  parser.add("--weight-decay", o.weight_decay,
-             "sgd and adam: added to the gradient (L2); adamw: decoupled from it; 0 for all three, "
-             "where PyTorch's AdamW has 0.01",
-             {0, kLarge});
-  parser.add("--betas", o.betas, "of adam and adamw: how slowly their two averages follow", {0, 1});
-  parser.add("--eps", o.eps, "of adam and adamw: added to the root of the second average",
-             {1e-30, 1});
-  parser.add("--seed", o.seed, "of the first weights, the order and dropout",
+  parser.add("--momentum", o.momentum, "sgd's momentum; without --optimizer this chooses sgd",
+             {0, 1});
+  parser.add(
+      "--weight-decay", o.weight_decay,
+      "sgd and adam: added to the gradient (L2); adamw: decoupled from it; default 0 for all "
+      "three, unlike PyTorch's AdamW (0.01)",
+      {0, kLarge});
+  parser.add("--betas", o.betas,
+             "adam and adamw: the shares of their two averages that stay in a step", {0, 1});
+  parser.add("--eps", o.eps, "adam and adamw: added to the root of the second average", {1e-30, 1});
+  parser.add("--seed", o.seed, "seed of the first weights, the order and dropout",
              {0, std::numeric_limits<uint32_t>::max()});
 }
 
 void add_device_options(OptionParser& parser, Options& o) {
   parser.begin_group("Devices");
   parser.add("--devices", o.devices,
-             {"cpu:0, cuda:0 or a list; sim:8, sim:h100x8: that many which are only simulated; "
+             {"cpu:0, cuda:0 or a list; sim:8, sim:h100x8: eight devices that are only simulated; "
               "default: all GPUs, else cpu:0,cpu:1",
               Role::per_rank});
   parser.add("--nodes", o.nodes, {"simulated hosts, each with --devices", Role::per_rank},
@@ -91,7 +96,8 @@ void add_device_options(OptionParser& parser, Options& o) {
   parser.add_flag("--tf32", o.tf32, "GPUs: round the inputs of products to 10 bits of mantissa");
   parser.add_flag(
       "--nchw", o.nchw,
-      {"GPUs: ask cuDNN for channels first before all else, to compare layouts", Role::per_rank});
+      {"GPUs: ask cuDNN first for algorithms that want channels first, to compare layouts",
+       Role::per_rank});
   parser.add("--emulate", o.emulate,
              "take the parts of each batch one after another, as if on several devices: "
              "none, chunk:D, stride:W, micro:M or, as W ranks cut their parts, micro:MxW");
@@ -187,10 +193,9 @@ void check(const Options& o) {
   require(!o.graph || o.emulate.kind == BatchSplit::Kind::whole,
           "--graph: a graph holds one whole batch, --emulate {} divides it; leave one of them out",
           o.emulate.text());
-  require(
-      !o.graph || o.model != ModelKind::seed_skip,
-      "--graph: a graph repeats one step, --model seed-skip leaves a layer out of every second; "
-      "leave one of them out");
+  require(!o.graph || o.model != ModelKind::seed_skip,
+          "--graph: a graph repeats one step, --model seed-skip leaves a layer out of every second "
+          "step; leave one of them out");
   require_distinct({{"--load", o.load}, {"--metrics", o.metrics}});  // --save may follow --load
   require_distinct({{"--load", o.load}, {"--trace", o.trace}});
 }
