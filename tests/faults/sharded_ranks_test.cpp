@@ -1,7 +1,9 @@
 // Stage 06 with ranks that differ, losses that are not finite, and options without a meaning.
 
 #include <array>
+#include <string>
 
+#include "common/core/real.h"
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
 #include "tests/support/machine.h"
@@ -20,6 +22,11 @@ const Words kSharded{stage_binary("06-fully-sharded"),
                      "synthetic:120:10",
                      "--workers",
                      "0"};
+
+/// The refusal of bf16 in this build: `text` in float32, and in float64 that it is none.
+std::string refused_bf16(const std::string& option, const std::string& text) {
+  return sizeof(Real) == 8 ? option + " bf16: rounds float32, and this build" : text;
+}
 
 TEST_CASE("A loss that is not finite stops all ranks that share anything out in the same step",
           "[faults][sharded]") {
@@ -42,6 +49,8 @@ TEST_CASE("Ranks that would share out differently are told so, once", "[faults][
   for (const auto& [first, second, text] : std::vector<std::array<std::string, 3>>{
            {"--shard none", "--shard optimizer", "shard: rank 0 has \"none\", rank 1 has"},
            {"--unit layer", "--unit 2", "unit: rank 0 has \"layer\", rank 1 has \"2\""},
+           {"--param-dtype none", "--param-dtype bf16",
+            refused_bf16("--param-dtype", "param_dtype: rank 0 has \"none\", rank 1 has \"bf16\"")},
            {"--prefetch 0", "--prefetch 2", "prefetch: rank 0 has 0, rank 1 has 2"},
            {"--reshard-after-forward no", "", "reshard_after_forward: rank 0 has \"no\""},
            {"--save $DIR/weights", "", "saves_weights: rank 0 has true, rank 1 has false"},
@@ -69,6 +78,13 @@ TEST_CASE("Options of sharding that have no meaning are refused in one line", "[
             "--reshard-after-forward: found 'maybe', expected yes or no"},
            {{"--shard", "optimizer", "--prefetch", "2"}, "--prefetch: for --shard parameters"},
            {{"--prefetch", "-1"}, "--prefetch"},
+           {{"--param-dtype", "fp16"}, "--param-dtype: found 'fp16', expected none or bf16"},
+           {{"--shard", "gradients", "--param-dtype", "bf16"},
+            refused_bf16("--param-dtype", "--param-dtype: for --shard parameters")},
+           {{"--param-dtype", "bf16", "--baseline"},
+            refused_bf16("--param-dtype", "bf16: rounds parameters, so")},
+           {{"--reduce-dtype", "bf16", "--baseline"},
+            refused_bf16("--reduce-dtype", "bf16: rounds gradients, so")},
            {{"--bucket-mb", "1"}, "--bucket-mb"}}) {
     const ProcessResult run = run_process(kSharded + options, kDeadline);
     INFO(story(run));
