@@ -28,7 +28,7 @@ PAGES = {
                 "03-model-split/pipeline/README.md", "03-model-split/tensor/README.md", "04-ddp/README.md",
                 "05-syncbn-checkpoint/README.md", "06-fully-sharded/README.md", "07-mesh/README.md",
                 "docs/glossary.md"],
-    "More about them": ["docs/options.md", "docs/ddp.md", "docs/launching.md", "docs/checkpoints.md",
+    "More about them": ["docs/options.md", "docs/ddp.md", "docs/sixteen-bits.md", "docs/launching.md", "docs/checkpoints.md",
                         "docs/simulation.md", "docs/prediction.md", "docs/measurements.md", "docs/results/README.md",
                         "docs/results/gpu-check-2026-11-26-nvidia-h200.md", "docs/results/convolutions-h200.md",
                         "docs/machines.md"],
