@@ -36,7 +36,7 @@ void check_axes(const MeshShape& mesh, const OptionParser& parser) {
   }
 }
 
-/// Along three of the four axes nothing is rounded: half of an answer would mislead.
+/// Messages could be rounded along the shard axis only; those along all other axes are float32.
 void check_message_types(const MessageTypes& types) {
   for (const auto& [type, option] : {std::pair(types.parameters, "--param-dtype"),
                                      std::pair(types.gradients, "--reduce-dtype")}) {

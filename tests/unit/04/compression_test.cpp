@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/local_store.h"
