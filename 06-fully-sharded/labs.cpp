@@ -320,7 +320,7 @@ std::vector<Real> rounded(const std::vector<float>& numbers) {
 /// Layers compute with weights of bf16. The mistake: the optimizer adds to these, not to weights of
 /// float32 from which they are rounded.
 void bf16_weights(ProcessGroup& group, bool fixed) {
-  constexpr int kSteps = 30;
+  constexpr int kSteps = 100;
   constexpr float kRate = 0.01F;
   SmallTraining training;
   const HostBatch batch = training.first_batch(kBatch);
@@ -366,7 +366,7 @@ void fp16_without_scale(ProcessGroup& group, bool fixed) {
     gradients.copy_from_host(kept);
     training.update();  // in float32
     if (step != 1 && step % 100 != 0) continue;
-    say(group, fmt::format("step {}, loss {:.4f}; gradients that vanish in fp16: {:.1f} %", step,
+    say(group, fmt::format("step {}, loss {:.4f}; gradients that vanish in fp16: {:.2f} %", step,
                            double(training.loss.to_host()[0]) / scale,
                            100.0 * double(vanished) / double(numbers)));
   }
