@@ -87,7 +87,7 @@ std::pair<int64_t, int64_t> parameters_and_end(int64_t width) {
 }
 
 void print_table(const TableOptions& options) {
-  const auto device = open_device({DeviceId::Kind::sim, 0}, {});
+  const auto device = open_device(parse_devices("sim:1").front(), {});
   const Stream stream = device->create_stream("compute");
   const auto [parameters, end] = parameters_and_end(options.width);
   const int64_t whole = padded_length(end, options.ranks);
