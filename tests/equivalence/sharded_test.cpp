@@ -10,6 +10,7 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
 
 const std::vector<std::string> kWays = kDouble || full_campaign()
                                            ? Words{"none", "optimizer", "gradients", "parameters"}
