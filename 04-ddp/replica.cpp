@@ -33,7 +33,7 @@ Replica::Replica(std::unique_ptr<Module> module, const FlatParameters& parameter
       communication_(communication),
       all_reduce_(comm, kind, communication),
       compression_(compression),
-      mean_in_16_bits_(comm, communication),
+      messages_in_16_bits_(comm, communication),
       running_statistics_(comm, passes_, communication_, parameters.buffer_values(),
                           broadcast_buffers),
       own_health_(HealthTensor::from_host(passes_, {}, {Health{}})),
@@ -78,7 +78,11 @@ void Replica::average_gradients(const Tensor& gradients) {
     communication_.kernels().check_finite(communication_, state_, gradients, own_health_);
     communication_.kernels().scale(communication_, Real(1) / Real(comm_.world_size()), others);
   }
-  if (rounded > 0) mean_in_16_bits_(gradients.range(0, {rounded}));
+  if (rounded > 0) {
+    const CallPurpose purpose(comm_, Purpose::gradients);
+    messages_in_16_bits_.all_reduce(Real(1) / Real(comm_.world_size()),
+                                    gradients.range(0, {rounded}));
+  }
   if (others.elements() > 0) all_reduce_(others);
   communication_times_.end("communication");
 }

@@ -115,7 +115,7 @@ class Replica : public Module {
 
   AllReduce all_reduce_;
   Compression compression_;
-  Bf16Mean mean_in_16_bits_;
+  Bf16Messages messages_in_16_bits_;
   RunningStatistics running_statistics_;
   bool in_step_ = false;   // a pass has begun whose reduction has not ended
   StepStateTensor state_;  // of the current pass

@@ -11,17 +11,12 @@ namespace lockstep {
 namespace {
 
 /// Refuses what gradients in 16 bits cannot be together with.
-void check_compression(AllReduceKind all_reduce, const OptionParser& parser) {
-  require(sizeof(Real) == 4,
-          "--compress bf16: rounds float32, and this build computes in float64, for proofs; take "
-          "one with -Dprecision=float");
+void check_compressed_gradients(AllReduceKind all_reduce, const OptionParser& parser) {
+  check_compression("--compress bf16", "gradients", parser);
   require(all_reduce == AllReduceKind::library,
           "--compress bf16: found --all-reduce {}, which adds float32, expected library; leave one "
           "of them out",
           name_of(all_reduce));
-  require(!parser.given("--baseline"),
-          "--compress bf16: rounds gradients, so the weights are not those of one device; leave "
-          "out --baseline");
 }
 
 }  // namespace
@@ -58,7 +53,7 @@ void ReplicaOptions::add_to(OptionParser& parser) {
               "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
               option);
     }
-    if (compress != Compression::none) check_compression(all_reduce, parser);
+    if (compress != Compression::none) check_compressed_gradients(all_reduce, parser);
   });
 }
 

@@ -38,7 +38,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
                                                    const ShardingOptions& options,
                                                    Communicator* replicas)
     : options_(options),
-      messages_{options.kind, comm, passes, communication, replicas},
+      messages_{.kind = options.kind,
+                .comm = comm,
+                .passes = passes,
+                .communication = communication,
+                .replicas = replicas,
+                .types = options.messages},
       units_(make_units(layers_of(*network), options.unit)),
       buffers_(*this, passes),
       running_statistics_(comm, passes, communication, buffers_.values(),
@@ -171,12 +176,15 @@ void FullyShardedDataParallel::load_units(const std::function<void(Unit&)>& set)
 
 void FullyShardedDataParallel::visit_units(const std::function<void(Unit&)>& use) {
   messages_.counts = false;
+  messages_.exact = true;
   for (Unit* unit : units_) {
+    unit->free_values();  // that an interrupted pass has left, rounded
     unit->gather();
     unit->await_values();
     use(*unit);
     unit->free_values();
   }
+  messages_.exact = false;
 }
 
 void FullyShardedDataParallel::initialize(Initializer initializer, uint64_t seed) {

@@ -25,6 +25,7 @@ struct ShardingOptions {
   int prefetch = 1;
   /// false: gathered parameters stay from forward to backward.
   bool reshard_after_forward = true;
+  MessageTypes messages{};
   /// Running statistics are rank 0's before every training forward.
   bool broadcast_buffers = true;
 

@@ -1,9 +1,10 @@
-// Five mistakes in sharing out a network. Run each with the mistake, and without it.
+// Mistakes in sharing out a network, and in numbers of 16 bits. Run each with the mistake, and
+// without it.
 //
 //   build/06-fully-sharded/labs stale-parameters
 //   build/06-fully-sharded/labs stale-parameters --fixed
 //
-// Two ranks, unless a launcher starts more.
+// Two ranks, unless a launcher starts more; the last two have one.
 
 #include <fmt/ranges.h>
 
@@ -14,6 +15,7 @@
 #include "06-fully-sharded/fully_sharded.h"
 #include "06-fully-sharded/sharded_step.h"
 #include "common/core/error.h"
+#include "common/core/sixteen_bits.h"
 #include "common/core/text.h"
 #include "common/data/synthetic.h"
 #include "common/kernels/devices.h"
@@ -300,6 +302,76 @@ void all_initialise_in_full(ProcessGroup& group, bool fixed) {
                   mebibytes(memory.peak())));
 }
 
+// --- Numbers of 16 bits --------------------------------------------------------------------------
+
+std::vector<float> floats_of(const Tensor& x) {
+  const std::vector<Real> values = x.to_host();
+  return {values.begin(), values.end()};
+}
+
+/// Every number as T has it.
+template <class T>
+std::vector<Real> rounded(const std::vector<float>& numbers) {
+  std::vector<Real> all;
+  for (const float number : numbers) all.push_back(Real(float(T(number))));
+  return all;
+}
+
+/// Layers compute with weights of bf16. The mistake: the optimizer adds to these, not to weights of
+/// float32 from which they are rounded.
+void bf16_weights(ProcessGroup& group, bool fixed) {
+  constexpr int kSteps = 100;
+  constexpr float kRate = 0.01F;
+  SmallTraining training;
+  const HostBatch batch = training.first_batch(kBatch);
+  const Tensor& values = training.parameters.values();
+  values.copy_from_host(rounded<Bf16>(floats_of(values)));
+  std::vector<float> weights = floats_of(values);
+  int64_t updates = 0, without_effect = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    values.copy_from_host(rounded<Bf16>(weights));
+    training.forward_and_backward(batch, {{0, 1, kBatch}}, 1.0 / kBatch);
+    const std::vector<float> gradients = floats_of(training.parameters.gradients());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i] == 0) continue;
+      const float updated = weights[i] - kRate * gradients[i];
+      const float kept = fixed ? updated : float(Bf16(updated));
+      ++updates;
+      without_effect += kept == weights[i];
+      weights[i] = kept;
+    }
+  }
+  say(group, fmt::format("updates without effect: {:.1f} %; loss of step {}: {:.4f}",
+                         100.0 * double(without_effect) / double(updates), kSteps,
+                         training.loss.to_host()[0]));
+}
+
+/// Gradients are kept in fp16. The mistake: they are not scaled up before, by the loss.
+void fp16_without_scale(ProcessGroup& group, bool fixed) {
+  constexpr int kSteps = 300;
+  const double scale = fixed ? 1024 : 1;
+  SmallTraining training;
+  const HostBatch batch = training.first_batch(kBatch);
+  for (int step = 1; step <= kSteps; ++step) {
+    training.forward_and_backward(batch, {{0, 1, kBatch}}, scale / kBatch);
+    const Tensor& gradients = training.parameters.gradients();
+    const std::vector<float> exact = floats_of(gradients);
+    std::vector<Real> kept = rounded<Fp16>(exact);
+    int64_t numbers = 0, vanished = 0;
+    for (size_t i = 0; i < kept.size(); ++i) {
+      numbers += exact[i] != 0;
+      vanished += exact[i] != 0 && kept[i] == 0;
+      kept[i] /= Real(scale);
+    }
+    gradients.copy_from_host(kept);
+    training.update();  // in float32
+    if (step != 1 && step % 100 != 0) continue;
+    say(group, fmt::format("step {}, loss {:.4f}; gradients that vanish in fp16: {:.2f} %", step,
+                           double(training.loss.to_host()[0]) / scale,
+                           100.0 * double(vanished) / double(numbers)));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -310,5 +382,7 @@ int main(int argc, char** argv) {
                         {"norm-of-one-shard", norm_of_one_shard},
                         {"summed-for-averaged", summed_for_averaged},
                         {"freed-too-early", freed_too_early},
-                        {"all-initialise-in-full", all_initialise_in_full}});
+                        {"all-initialise-in-full", all_initialise_in_full},
+                        {"bf16-weights", bf16_weights, "cpu:0"},
+                        {"fp16-without-scale", fp16_without_scale, "cpu:0"}});
 }

@@ -1,5 +1,8 @@
 #include "06-fully-sharded/stage_options.h"
 
+#include <cmath>
+
+#include "04-ddp/compression.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/io/json.h"
@@ -33,8 +36,19 @@ void ShardingOptions::add_to(OptionParser& parser) {
              {"units that are fetched while another one computes", Role::all_ranks}, {0, 1024});
   parser.add("--reshard-after-forward", reshard_after_forward,
              {"no: parameters stay whole from forward to backward", Role::all_ranks});
+  parser.add("--param-dtype", messages.parameters,
+             {"bf16: parameters are gathered in 16 bits, half of the bytes; shards keep theirs",
+              Role::all_ranks});
+  parser.add("--reduce-dtype", messages.gradients,
+             {"bf16: gradients are reduced in 16 bits, half of the bytes", Role::all_ranks});
   parser.check_afterwards([this, &parser] {
-    for (const char* option : {"--prefetch", "--reshard-after-forward"}) {
+    if (messages.parameters != Compression::none) {
+      check_compression("--param-dtype bf16", "parameters", parser);
+    }
+    if (messages.gradients != Compression::none) {
+      check_compression("--reduce-dtype bf16", "gradients", parser);
+    }
+    for (const char* option : {"--prefetch", "--reshard-after-forward", "--param-dtype"}) {
       require(kind == ShardKind::parameters || !parser.given(option),
               "{}: for --shard parameters; with {} parameters are never given back", option,
               name_of(kind));
@@ -56,10 +70,13 @@ FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group
 namespace {
 
 /// How often half an all-reduce goes over all parameters in a step: all-gathers and
-/// reduce-scatters.
-int halves_per_step(const ShardingOptions& options, int micro_batches) {
-  if (options.kind != ShardKind::parameters) return 2;
-  return micro_batches * (options.reshard_after_forward ? 2 : 1) + 1;
+/// reduce-scatters. One in bf16 is half of one.
+double halves_per_step(const ShardingOptions& options, int micro_batches) {
+  const auto of = [](Compression type) { return type == Compression::bf16 ? 0.5 : 1.0; };
+  const double gather = of(options.messages.parameters), reduce = of(options.messages.gradients);
+  if (options.kind == ShardKind::none) return 2 * reduce;
+  if (options.kind != ShardKind::parameters) return gather + reduce;
+  return micro_batches * (options.reshard_after_forward ? 2 : 1) * gather + reduce;
 }
 
 /// Of all parameters, with what makes the shards equal.
@@ -99,7 +116,7 @@ KeptBytes kept_by(const FullyShardedDataParallel& sharded, const Optimizer& opti
 int64_t bytes_by_formula(const FullyShardedDataParallel& sharded, int micro_batches,
                          int world_size) {
   const int64_t half = padded_bytes(sharded) / world_size * (world_size - 1);  // all shards but one
-  return halves_per_step(sharded.options(), micro_batches) * half;
+  return std::llround(halves_per_step(sharded.options(), micro_batches) * double(half));
 }
 
 void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int micro_batches,
@@ -114,7 +131,7 @@ void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int m
             {"communication", times.communication},
             {"exposed_communication", times.exposed}});
 
-  const int halves = halves_per_step(sharded.options(), micro_batches);
+  const double halves = halves_per_step(sharded.options(), micro_batches);
   const Communicator& comm = sharded.comm();  // it has counted: times() waits for the last step
   const double sent =
       double(comm.bytes_sent(Purpose::parameters) + comm.bytes_sent(Purpose::gradients)) / steps;

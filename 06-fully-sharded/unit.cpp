@@ -102,6 +102,21 @@ void UnitMessages::await(const Event& event, const char* phase) {
   pass_times.end(phase);
 }
 
+void UnitMessages::all_gather(Stream stream, const Tensor& mine, const Tensor& all) const {
+  if (rounds(types.parameters) && !exact) return Bf16Messages(comm, stream).all_gather(mine, all);
+  comm.all_gather(stream, mine, all);
+}
+
+void UnitMessages::reduce_scatter(Stream stream, const Tensor& all, const Tensor& mine) const {
+  if (rounds(types.gradients)) return Bf16Messages(comm, stream).reduce_scatter(all, mine);
+  comm.reduce_scatter(stream, all, mine);
+}
+
+void UnitMessages::all_reduce(Stream stream, const Tensor& x) const {
+  if (rounds(types.gradients)) return Bf16Messages(comm, stream).all_reduce(1, x);
+  comm.all_reduce(stream, x);
+}
+
 void UnitMessages::add_replicas(Purpose purpose, const Tensor& x) {
   if (replicas == nullptr) return;
   const CallPurpose counted(*replicas, counts ? purpose : Purpose::other);
@@ -197,6 +212,7 @@ void Unit::point_gradients() {
 /// free_values(), also of a unit that nobody has waited for. point_values() belongs after every
 /// change of `values_`, whose memory is the passes'. The passes wait by messages_.await(), and the
 /// message goes through messages_.measure(), as one of parameters: time and bytes are measured.
+/// messages_.all_gather() is the communicator's, in 16 bits where the options say so.
 // [task 06.3] gather, use and free
 void Unit::gather() {
   if (whole_) return;
@@ -208,7 +224,7 @@ void Unit::gather() {
   const ScopedRange range(communication, "gather " + name());  // its name in traces
   communication.wait(passes.record());  // the memory is free, the shard has been updated
   messages_.measure(Purpose::parameters,
-                    [&] { messages_.comm.all_gather(communication, value_shard_, values_); });
+                    [&] { messages_.all_gather(communication, value_shard_, values_); });
   gathered_ = communication.record();
   whole_ = true;
 }
@@ -261,11 +277,10 @@ void Unit::reduce_gradients(const StepStateTensor& state, const HealthTensor& ow
   kernels.scale(communication, Real(1) / Real(messages_.averaged()), gradients_);
   if (messages_.shards(ShardKind::optimizer)) {
     messages_.measure(Purpose::gradients, [&] {
-      messages_.comm.reduce_scatter(communication, gradients_, gradient_shard_);
+      messages_.reduce_scatter(communication, gradients_, gradient_shard_);
     });
   } else {
-    messages_.measure(Purpose::gradients,
-                      [&] { messages_.comm.all_reduce(communication, gradients_); });
+    messages_.measure(Purpose::gradients, [&] { messages_.all_reduce(communication, gradients_); });
   }
   reduced_ = communication.record();
   messages_.add_replicas(Purpose::gradients, gradient_shard_);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "04-ddp/compression.h"
 #include "06-fully-sharded/shards.h"
 #include "common/comm/communicator.h"
 #include "common/nn/module.h"
@@ -58,6 +59,15 @@ constexpr auto words_of(ShardKind) {
   return std::array{"none", "optimizer", "gradients", "parameters"};
 }
 
+/// What the messages of units are rounded to; shards stay as they are. Mirrors MixedPrecisionPolicy
+/// of PyTorch's fully_shard, which also computes in the parameters' type.
+struct MessageTypes {
+  /// Parameters as they are gathered. Layers compute with the rounded ones, in float32.
+  Compression parameters = Compression::none;
+  /// Gradients, which are divided by the number of ranks before.
+  Compression gradients = Compression::none;
+};
+
 /// One rank's side of its units' messages. They go over the communication stream, in the same order
 /// on all ranks.
 struct UnitMessages {
@@ -67,6 +77,8 @@ struct UnitMessages {
   /// Ranks that keep the same shards of other samples' gradients (stage 07); null: there are none.
   Communicator* replicas = nullptr;
   PhaseTimer pass_times{passes}, communication_times{communication};
+  MessageTypes types{};
+  bool exact = false;   // true: parameters are gathered as they are, to be saved
   bool counts = false;  // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
@@ -87,11 +99,16 @@ struct UnitMessages {
     communication_times.end("communication");
     communication_times.stop();
   }
+  /// The communicator's, in the messages' types. One rank sends nothing, and rounds nothing.
+  void all_gather(Stream stream, const Tensor& mine, const Tensor& all) const;
+  void reduce_scatter(Stream stream, const Tensor& all, const Tensor& mine) const;
+  void all_reduce(Stream stream, const Tensor& x) const;
   /// x becomes the sum of all replicas' x; without replicas nothing is sent.
   void add_replicas(Purpose purpose, const Tensor& x);
 
  private:
   void await(const Event& event, const char* phase);
+  bool rounds(Compression type) const { return type == Compression::bf16 && comm.world_size() > 1; }
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/core/error.h"
 #include "common/core/text.h"
@@ -35,6 +36,16 @@ void check_axes(const MeshShape& mesh, const OptionParser& parser) {
   }
 }
 
+/// Messages could be rounded along the shard axis only; those along all other axes are float32.
+void check_message_types(const MessageTypes& types) {
+  for (const auto& [type, option] : {std::pair(types.parameters, "--param-dtype"),
+                                     std::pair(types.gradients, "--reduce-dtype")}) {
+    require(type == Compression::none,
+            "{} bf16: a mesh's messages are float32; leave it out, or take 06-fully-sharded",
+            option);
+  }
+}
+
 void check_schedule(ScheduleKind kind) {
   require(kind == ScheduleKind::gpipe || kind == ScheduleKind::one_f1b,
           "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
@@ -62,6 +73,7 @@ void MeshStageOptions::add_to(OptionParser& parser) {
   parser.check_afterwards([this, &parser] {
     check_axes(mesh, parser);
     check_schedule(schedule_kind);
+    check_message_types(sharding.messages);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
             "out, or give --no-sync-bn");

@@ -10,6 +10,7 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using Catch::Matchers::ContainsSubstring;
 
 const std::vector<std::string> kWays = kDouble || full_campaign()
                                            ? Words{"none", "optimizer", "gradients", "parameters"}
@@ -201,6 +202,29 @@ TEST_CASE("The bytes of a step are those of the formula", "[equivalence][sharded
   CHECK(kept.at("sent").get<double>() == Approx(2 * 21'840 * sizeof(Real) / 2.0).epsilon(0.02));
   const nlohmann::json accumulated = bytes({"--accumulate", "2"});
   CHECK(accumulated.at("sent") == accumulated.at("predicted"));
+}
+
+TEST_CASE("With messages in bf16 the weights are near stage 01's, for half of the bytes",
+          "[equivalence][sharded][sixteen]") {
+  const Options options = sharded_steps({"--max-steps", "12", "--model", "seed"}) + kSgd,
+                types{"--param-dtype", "bf16", "--reduce-dtype", "bf16"};
+  if (kDouble) {
+    const ProcessResult run = run_process(
+        Options{stage_binary("06-fully-sharded"), "--devices", cpus(2)} + options + types,
+        kDeadline);
+    CHECK(run.status == 1);
+    CHECK_THAT(run.err, ContainsSubstring("--param-dtype bf16: rounds float32, and this build"));
+    return;
+  }
+  const Outcome whole = train(options, "06-fully-sharded", cpus(2));
+  const Outcome half = train(options + types, "06-fully-sharded", cpus(2));
+  const double apart = relative_l2(half.state, whole.state);
+  CHECK((apart > 1e-6 && apart < 0x1p-8));
+  const nlohmann::json& bytes = half.metrics.at("bytes_per_step");
+  CHECK(bytes.at("sent") == bytes.at("predicted"));
+  CHECK(2 * bytes.at("sent").get<double>() ==
+        whole.metrics.at("bytes_per_step").at("sent").get<double>());
+  CHECK_THAT(half.out, ContainsSubstring("1.5 (W-1)/W times the padded model is"));
 }
 
 #ifndef LOCKSTEP_DOUBLE

@@ -259,6 +259,32 @@ TEST_CASE("Lab: a rank that first makes the whole network once has all of it bes
   CHECK(right[2] == kept);
 }
 
+TEST_CASE("Lab: weights of bf16 lose most updates, those of float32 hardly any",
+          "[faults][sixteen][lab]") {
+  const auto facts = [](const Words& lab) {
+    const std::string text = printed_by(lab, kSharded);
+    return std::array{numbers_behind("updates without effect: ", text).at(0),
+                      numbers_behind("loss of step 100: ", text).at(0)};
+  };
+  const auto [lost, loss] = facts({"bf16-weights"});
+  const auto [lost_fixed, loss_fixed] = facts({"bf16-weights", "--fixed"});
+  CHECK(lost > 50);
+  CHECK(lost_fixed < 10);
+  CHECK(loss_fixed < loss);
+}
+
+TEST_CASE("Lab: gradients vanish in fp16 as the loss falls, and fewer with a scale",
+          "[faults][sixteen][lab]") {
+  const std::string head = "gradients that vanish in fp16: ";
+  const Words lab{"fp16-without-scale"};
+  const auto vanished = numbers_behind(head, printed_by(lab, kSharded));
+  const auto scaled = numbers_behind(head, printed_by(lab + Words{"--fixed"}, kSharded));
+  REQUIRE(vanished.size() == 4);
+  REQUIRE(scaled.size() == 4);
+  CHECK(vanished.back() > vanished.front());
+  CHECK(scaled.back() < 0.5 * vanished.back());
+}
+
 // --- Stage 07 ------------------------------------------------------------------------------------
 
 const std::string kMeshLabs = "07-mesh";

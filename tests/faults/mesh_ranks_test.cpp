@@ -79,6 +79,9 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
     CHECK(std::ranges::count(refused.err, '\n') == 1);
     CHECK(refused.out.find("Train Epoch") == std::string::npos);
   }
+  const ProcessResult rounded = run({"--mesh", "shard=2", "--reduce-dtype", "bf16"});
+  CHECK(rounded.status == 1);
+  CHECK_THAT(rounded.err, StartsWith("error: --reduce-dtype bf16: a mesh's messages are float32"));
   for (const Words& options : {Words{"--mesh", "data=2", "--unit", "model"},
                                {"--mesh", "shard=2", "--shard", "gradients", "--unit", "0.5"},
                                {"--prefetch", "2"}}) {

@@ -1,6 +1,11 @@
-// Stage 06 with ranks that differ, losses that are not finite, and options without a meaning.
+// Stage 06 with ranks that differ, losses that are not finite, and options without a meaning; and
+// the table of what a rank keeps.
+
+#include <fmt/format.h>
 
 #include <array>
+#include <map>
+#include <regex>
 
 #include "tests/support/catch.h"
 #include "tests/support/jobs.h"
@@ -42,6 +47,8 @@ TEST_CASE("Ranks that would share out differently are told so, once", "[faults][
   for (const auto& [first, second, text] : std::vector<std::array<std::string, 3>>{
            {"--shard none", "--shard optimizer", "shard: rank 0 has \"none\", rank 1 has"},
            {"--unit layer", "--unit 2", "unit: rank 0 has \"layer\", rank 1 has \"2\""},
+           {"--param-dtype none", "--param-dtype bf16",
+            "param_dtype: rank 0 has \"none\", rank 1 has \"bf16\""},
            {"--prefetch 0", "--prefetch 2", "prefetch: rank 0 has 0, rank 1 has 2"},
            {"--reshard-after-forward no", "", "reshard_after_forward: rank 0 has \"no\""},
            {"--save $DIR/weights", "", "saves_weights: rank 0 has true, rank 1 has false"},
@@ -69,6 +76,11 @@ TEST_CASE("Options of sharding that have no meaning are refused in one line", "[
             "--reshard-after-forward: found 'maybe', expected yes or no"},
            {{"--shard", "optimizer", "--prefetch", "2"}, "--prefetch: for --shard parameters"},
            {{"--prefetch", "-1"}, "--prefetch"},
+           {{"--param-dtype", "fp16"}, "--param-dtype: found 'fp16', expected none or bf16"},
+           {{"--shard", "gradients", "--param-dtype", "bf16"},
+            "--param-dtype: for --shard parameters"},
+           {{"--param-dtype", "bf16", "--baseline"}, "bf16: rounds parameters, so"},
+           {{"--reduce-dtype", "bf16", "--baseline"}, "bf16: rounds gradients, so"},
            {{"--bucket-mb", "1"}, "--bucket-mb"}}) {
     const ProcessResult run = run_process(kSharded + options, kDeadline);
     INFO(story(run));
@@ -76,6 +88,28 @@ TEST_CASE("Options of sharding that have no meaning are refused in one line", "[
     CHECK_THAT(run.err, ContainsSubstring(text));
     CHECK(std::ranges::count(run.err, '\n') == 1);
   }
+}
+
+TEST_CASE("The ZeRO paper's table is counted, and so is that of float32",
+          "[faults][sharded][sixteen][memory]") {
+  const ProcessResult run = run_process({build_dir() + "/06-fully-sharded/zero-table"}, kDeadline);
+  INFO(run.out << run.err);
+  REQUIRE(run.status == 0);
+  CHECK_THAT(run.out, ContainsSubstring("7500246946 parameters, 64 ranks"));
+  const std::regex row(R"(\n(\w+) +([\d.]+) \(([\d.]+)\) +([\d.]+) \(([\d.]+)\))");
+  std::map<std::string, std::string> paper;  // GB in mixed precision, with one digit
+  for (std::sregex_iterator at(run.out.begin(), run.out.end(), row), end; at != end; ++at) {
+    const auto number = [&](size_t group) { return std::stod((*at)[group]); };
+    CHECK(number(2) == Approx(number(3)).epsilon(1e-3));
+    CHECK(number(4) == Approx(number(5)).epsilon(1e-3));
+    paper[(*at)[1]] = fmt::format("{:.1f}", number(4));
+    if ((*at)[1] == "optimizer") CHECK(number(2) == Approx(60.94).epsilon(1e-3));
+    if ((*at)[1] == "gradients") CHECK(number(2) == Approx(31.41).epsilon(1e-3));
+  }
+  CHECK(paper == std::map<std::string, std::string>{{"none", "120.0"},
+                                                    {"optimizer", "31.4"},
+                                                    {"gradients", "16.6"},
+                                                    {"parameters", "1.9"}});
 }
 
 }  // namespace

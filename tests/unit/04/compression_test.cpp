@@ -7,7 +7,9 @@
 #include <functional>
 #include <limits>
 #include <utility>
+#include <vector>
 
+#include "common/kernels/kernels.h"
 #include "tests/support/catch.h"
 #include "tests/support/comm_trial.h"
 #include "tests/support/local_store.h"
@@ -38,8 +40,22 @@ Values gradients_of(int rank, int64_t count) {
   return values;
 }
 
+/// x [n] becomes the mean of all ranks' x.
+void average(const Bf16Messages& messages, int world_size, const Tensor& x) {
+  messages.all_reduce(Real(1) / Real(world_size), x);
+}
+
+/// The same, as stage 06 shares out gradients; what is gathered is in bf16 already.
+void average_by_shards(const Bf16Messages& messages, int rank, int world_size, const Tensor& x) {
+  const int64_t shard = x.elements() / world_size;
+  const Tensor mine = x.range(rank * shard, {shard});
+  x.home().kernels().scale(x.home(), Real(1) / Real(world_size), x);
+  messages.reduce_scatter(x, mine);
+  messages.all_gather(mine, x);
+}
+
 /// The largest error of a mean, as a part of what k roundings allow: ((1 + u)^k - 1) mean |x|.
-double share_of_bound(const Ranks& ranks, int64_t count, int roundings) {
+double share_of_bound(const Ranks& ranks, int64_t count, int roundings, bool by_shards) {
   std::vector<double> mean(size_t(count), 0), sizes(size_t(count), 0);
   std::vector<Tensor> x;
   for (int rank = 0; rank < ranks.size(); ++rank) {
@@ -50,9 +66,13 @@ double share_of_bound(const Ranks& ranks, int64_t count, int roundings) {
     }
     x.push_back(Tensor::from_host(ranks.streams[size_t(rank)], {count}, values));
   }
-  std::vector<Bf16Mean> means;
-  for (size_t rank = 0; rank < x.size(); ++rank) {
-    means.emplace_back(*ranks.comms[rank], ranks.streams[rank])(x[rank]);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const Bf16Messages messages(*ranks.comms[size_t(rank)], ranks.streams[size_t(rank)]);
+    if (by_shards) {
+      average_by_shards(messages, rank, ranks.size(), x[size_t(rank)]);
+    } else {
+      average(messages, ranks.size(), x[size_t(rank)]);
+    }
   }
   const Values found = x[0].to_host();
   for (const Tensor& others : x) CHECK(others.to_host() == found);
@@ -67,11 +87,16 @@ double share_of_bound(const Ranks& ranks, int64_t count, int roundings) {
 TEST_CASE("A mean in bf16 is off by no more than its roundings: two in shared memory, W in a ring",
           "[ddp][allreduce][sixteen]") {
   for (const int world_size : {2, 3, 5}) {
-    for (const int64_t count : {7, 1001, 30001}) {
-      INFO(world_size << " ranks, " << count << " numbers");
-      const double shm = share_of_bound(testing::shm_ranks(world_size), count, 2);
-      const double tcp = share_of_bound(testing::tcp_ranks(world_size), count, world_size);
-      const double gloo = share_of_bound(testing::gloo_ranks(world_size), count, world_size);
+    for (const auto& [numbers, by_shards] : std::vector<std::pair<int64_t, bool>>{
+             {7, false}, {1001, false}, {30001, false}, {7, true}, {1001, true}, {30001, true}}) {
+      const int64_t count = by_shards ? numbers * world_size : numbers;
+      INFO(world_size << " ranks, " << count << " numbers, by shards: " << by_shards);
+      const auto share = [&, by = by_shards](const Ranks& ranks, int roundings) {
+        return share_of_bound(ranks, count, roundings, by);
+      };
+      const double shm = share(testing::shm_ranks(world_size), 2);
+      const double tcp = share(testing::tcp_ranks(world_size), world_size);
+      const double gloo = share(testing::gloo_ranks(world_size), world_size);
       for (const double share : {shm, tcp, gloo}) CHECK(share <= 1.0001);  // float32's roundings
       if (count < 1000) continue;
       for (const double share : {shm, tcp, gloo}) CHECK(share > 0.2);  // it is no empty promise
@@ -83,10 +108,9 @@ TEST_CASE("What is divided before it is rounded does not overflow where the sum 
           "[ddp][allreduce][sixteen]") {
   const Ranks ranks = testing::shm_ranks(4);
   std::vector<Tensor> x;
-  std::vector<Bf16Mean> means;
   for (size_t rank = 0; rank < 4; ++rank) {
     x.push_back(Tensor::from_host(ranks.streams[rank], {2}, {Real(0x1p127), Real(-3)}));
-    means.emplace_back(*ranks.comms[rank], ranks.streams[rank])(x[rank]);
+    average(Bf16Messages(*ranks.comms[rank], ranks.streams[rank]), 4, x[rank]);
   }
   for (const Tensor& mean : x) CHECK(mean.to_host() == Values{Real(0x1p127), -3});
 }

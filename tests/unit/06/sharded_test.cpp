@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/core/error.h"
+#include "common/core/sixteen_bits.h"
 #include "common/nn/layers.h"
 #include "tests/support/catch.h"
 #include "tests/support/tasks.h"
@@ -69,6 +70,88 @@ TEST_CASE("However far ahead units are fetched, they are whole when they are use
       CHECK(relative_error(found, expected) < kTolerance);
     }
   }
+}
+
+// --- Messages of 16 bits -------------------------------------------------------------------------
+
+constexpr MessageTypes kBothBf16{.parameters = Compression::bf16, .gradients = Compression::bf16};
+
+Values rounded(const Values& values) {
+  Values all;
+  for (const Real value : values) all.push_back(Real(float(Bf16(float(value)))));
+  return all;
+}
+
+TEST_CASE("Gathered in bf16, parameters are rounded on all ranks alike, and shards are not",
+          "[sharded][sixteen]") {
+  const Setting setting{{.messages = {.parameters = Compression::bf16}}, kMomentum};
+  std::vector<Values> gathered(3), kept(3);
+  const Errors errors = on_ranks(3, setting, [&](ShardedMember& member) {
+    member.step(Samples(6, 1));
+    const size_t rank = size_t(member.comm.rank());
+    for (Unit* unit : member.network.units()) {
+      unit->gather();
+      unit->await_values();
+      const Values values = unit->values().to_host();
+      gathered[rank].insert(gathered[rank].end(), values.begin(), values.end());
+    }
+    member.network.visit_units([&](Unit& unit) {  // as they are saved
+      const Values values = unit.values().to_host();
+      kept[rank].insert(kept[rank].end(), values.begin(), values.end());
+    });
+  });
+  CHECK(errors == Errors(3));
+  for (size_t rank = 0; rank < 3; ++rank) {
+    CHECK((gathered[rank] == gathered[0]));
+    CHECK((kept[rank] == kept[0]));
+  }
+  CHECK((gathered[0] == rounded(kept[0])));
+  CHECK((gathered[0] != kept[0]));
+}
+
+/// What each rank has after four steps: the weights, and the bytes that it has sent.
+struct Ended {
+  Values weights;
+  int64_t parameters = 0, gradients = 0;
+};
+
+std::vector<Ended> end_of(int ranks, const ShardingOptions& options) {
+  std::vector<Ended> all(static_cast<size_t>(ranks));
+  const Errors errors = on_ranks(ranks, {options, kMomentum}, [&](ShardedMember& member) {
+    for (const Samples& samples : four_steps()) member.step(samples, 2);
+    member.network.times(4);  // waits for the last step
+    Ended& mine = all[size_t(member.comm.rank())];
+    mine.parameters = member.comm.bytes_sent(Purpose::parameters);
+    mine.gradients = member.comm.bytes_sent(Purpose::gradients);
+    mine.weights = member.weights();
+  });
+  CHECK(errors == Errors(static_cast<size_t>(ranks)));
+  return all;
+}
+
+TEST_CASE("With messages in bf16 ranks stay alike, near one device, with half of the bytes",
+          "[sharded][sixteen][tsan]") {
+  const Values expected = single_device_weights(four_steps(), kMomentum);
+  for (const ShardKind kind : kShardKinds) {
+    INFO("kind " << int(kind));
+    const bool gathers = kind == ShardKind::parameters;
+    const MessageTypes types{.parameters = gathers ? Compression::bf16 : Compression::none,
+                             .gradients = Compression::bf16};
+    const std::vector<Ended> whole = end_of(3, {.kind = kind});
+    const std::vector<Ended> half = end_of(3, {.kind = kind, .messages = types});
+    for (const Ended& rank : half) CHECK((rank.weights == half[0].weights));
+    // Rounding moves a number by 2^-8 of it at most. The gradients move by 3 of these, and the
+    // weights, which four steps change by a part of them, by less than one.
+    const double error = relative_error(half[0].weights, expected);
+    CHECK((error > 1e-6 && error < 0x1p-8));
+    constexpr int64_t kBytes = sizeof(Real), kHalf = 2;
+    CHECK(half[0].gradients * kBytes == whole[0].gradients * kHalf);
+    CHECK(half[0].parameters * kBytes == whole[0].parameters * (gathers ? kHalf : kBytes));
+  }
+}
+
+TEST_CASE("One rank that shares out with itself rounds nothing", "[sharded][sixteen]") {
+  CHECK((end_of(1, {.messages = kBothBf16})[0].weights == end_of(1, {})[0].weights));
 }
 
 // --- What lies on a rank -------------------------------------------------------------------------
