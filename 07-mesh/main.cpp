@@ -2,7 +2,7 @@
 //
 // The training program of stage 06. The ranks are a grid with an axis for each way of dividing the
 // work: other samples (data), parts of the weights (shard), parts of the layers (tensor), other
-// layers (pipeline). Every message belongs to one axis. The step itself is stage 06's. Compare with
+// layers (pipeline). Each message goes along some axes. The step itself is stage 06's. Compare with
 //   diff 06-fully-sharded/main.cpp 07-mesh/main.cpp
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
