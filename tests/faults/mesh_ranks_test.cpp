@@ -79,6 +79,16 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
     CHECK(std::ranges::count(refused.err, '\n') == 1);
     CHECK(refused.out.find("Train Epoch") == std::string::npos);
   }
+  // Two hosts with a rank each: the default mesh, which is data=2, is known when they have met.
+  const ProcessResult late =
+      run_process(Words{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--devices", "sim:1",
+                        "--nodes", "2", "--shard", "optimizer"},
+                  kDeadline);
+  INFO(story(late));
+  CHECK(late.status == 1);
+  CHECK(late.err ==
+        "error: --shard: says what ranks along shard share out, and --mesh data=2,shard=1 has "
+        "none; leave it out, or give --mesh shard=2\n");
   for (const Words& options : {Words{"--mesh", "data=2", "--unit", "model"},
                                {"--mesh", "shard=2", "--shard", "gradients", "--unit", "0.5"},
                                {"--prefetch", "2"}}) {
