@@ -133,6 +133,17 @@ TEST_CASE("On a mesh batches are normalised over all ranks with other samples",
   }
 }
 
+/// Each of four ranks has running statistics of its own until it evaluates: with rank 0's.
+TEST_CASE("Ranks of a mesh that normalise by themselves evaluate the network that is saved",
+          "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  const Options options = kSteps + Options{"--model", "seed-bn"};
+  check_evaluated_as_saved(
+      train_on_mesh({"data=2,shard=2", 4},
+                    options + kMomentum + Options{"--no-sync-bn", "--max-steps", "3"}),
+      options);
+}
+
 TEST_CASE("ResNet-18 and the mlp on a mesh give stage 01's weights", "[equivalence][mesh]") {
   LOCKSTEP_PROVED_IN_DOUBLE;
   for (const auto& [model, meshes] : std::vector<std::pair<Options, std::vector<Mesh>>>{
@@ -292,6 +303,8 @@ TEST_CASE("The summary has the time that passes wait along each axis", "[equival
     return mesh.at(axis).at("waited_seconds_per_step").get<double>();
   };
   CHECK(mesh.size() == 3);
+  CHECK_THAT(run.out, Catch::Matchers::ContainsSubstring(
+                          ", data=2,shard=2,tensor=2: global batch 13 = 4 x at most 4 samples; "));
   for (const char* axis : {"data", "shard", "tensor"}) {
     INFO(axis);
     CHECK(waited(axis) > 0);
