@@ -97,7 +97,7 @@ std::string MeshStageOptions::emulation(size_t world_size) const {
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
                          Stream communication, const MeshStageOptions& options) {
-  mesh.group().together([&] {  // a default mesh is known now; one rank may be a mesh to be
+  mesh.group().together([&] {  // the default mesh is known now; a single rank may try any option
     if (mesh.group().world_size() > 1) check_axes(mesh.shape(), options.given);
   });
   ShardingOptions sharding = options.sharding;
