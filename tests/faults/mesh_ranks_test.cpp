@@ -204,6 +204,31 @@ TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[f
   CHECK_THAT(all, ContainsSubstring("rank 3 (data 1, tensor 1) closed the connection"));
 }
 
+/// Rank 0 has the store, so the others know only what their connections say.
+TEST_CASE("Where rank 0 has died, the others name ranks with their coordinates", "[faults][mesh]") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    INFO(backend);
+    const TempDir folder;
+    const std::string script = fmt::format(
+        "cd '{}'; for r in 0 1 2; do RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 "
+        "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & [ $r = 0 ] && victim=$!; done; "
+        "until grep -q 'Train Epoch: 1 .64/120' out.0; do sleep 0.1; done; kill -9 $victim; wait",
+        folder.path().string(), free_port());
+    const ProcessResult run = run_process(
+        Words{"sh", "-c", script, "sh"} + kOnMesh +
+            Words{"--model", "seed", "--mesh", "data=3", "--devices", cpus(3), "--backend", backend,
+                  "--epochs", "100000", "--log-interval", "1", "--lr", "0.0001"},
+        kDeadline);
+    REQUIRE_FALSE(run.timed_out);
+    for (const std::string rank : {"1", "2"}) {
+      const std::string error = read_text(folder / ("err." + rank));
+      INFO(error);
+      CHECK_THAT(error, StartsWith(fmt::format("error: rank {0} (data {0}): ", rank)));
+      CHECK_THAT(error, ContainsSubstring(") closed the connection; the store of rank 0 (data 0)"));
+    }
+  }
+}
+
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.
 TEST_CASE("A mesh that divides batches otherwise resumes only where that is allowed",
           "[faults][mesh][checkpoint][row119]") {
