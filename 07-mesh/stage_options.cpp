@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "common/core/error.h"
 #include "common/core/text.h"
@@ -19,18 +20,23 @@ struct OptionOfAxes {
   Axes axes;
 };
 
-/// Refuses those that would have no effect. What a checkpoint keeps is none of them: a run that
-/// goes on with another mesh has to be given it.
-void check_axes(const MeshShape& mesh, const OptionParser& parser) {
-  for (const auto& [name, what, axes] : std::vector<OptionOfAxes>{
-           {"--schedule", "orders what the stages of a pipeline do", {Axis::pipeline}},
-           {"--shard", "says what ranks along shard share out", {Axis::shard}},
-           {"--prefetch", "is for ranks along shard, which fetch parameters", {Axis::shard}},
-           {"--reshard-after-forward", "is for ranks along shard", {Axis::shard}},
-           {"--unit", "divides what ranks along data or shard send", {Axis::data, Axis::shard}}}) {
-    const bool automatic = mesh == MeshShape() && !axes.contains(Axis::pipeline);  // not known yet
+/// No option that a checkpoint keeps: a run that goes on with another mesh has to be given it.
+const std::vector<OptionOfAxes>& options_of_axes() {
+  static const auto& all = *new std::vector<OptionOfAxes>{
+      {"--schedule", "orders what the stages of a pipeline do", {Axis::pipeline}},
+      {"--shard", "says what ranks along shard share out", {Axis::shard}},
+      {"--prefetch", "is for ranks along shard, which fetch parameters", {Axis::shard}},
+      {"--reshard-after-forward", "is for ranks along shard", {Axis::shard}},
+      {"--unit", "divides what ranks along data or shard send", {Axis::data, Axis::shard}}};
+  return all;
+}
+
+/// Refuses those of the options `given` that would have no effect.
+void check_axes(const MeshShape& mesh, const std::set<std::string>& given) {
+  for (const auto& [name, what, axes] : options_of_axes()) {
+    const bool unknown = mesh == MeshShape() && !axes.contains(Axis::pipeline);  // ranks must meet
     const bool there = std::ranges::any_of(axes, [&](Axis axis) { return mesh.size(axis) > 1; });
-    require(automatic || there || !parser.given(name),
+    require(unknown || there || !given.contains(name),
             "{}: {}, and --mesh {} has none; leave it out, or give --mesh {}=2", name, what,
             mesh.text(), name_of(*axes.rbegin()));
   }
@@ -71,7 +77,11 @@ void MeshStageOptions::add_to(OptionParser& parser) {
   saving.add_to(parser);
   sharding.add_to(parser);
   parser.check_afterwards([this, &parser] {
-    check_axes(mesh, parser);
+    given.clear();
+    for (const OptionOfAxes& option : options_of_axes()) {
+      if (parser.given(option.name)) given.insert(option.name);
+    }
+    check_axes(mesh, given);
     check_schedule(schedule_kind);
     check_message_types(sharding.messages);
     require(sync_bn.sync_bn_group == 0,
@@ -99,6 +109,9 @@ std::string MeshStageOptions::emulation(size_t world_size) const {
 
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
                          Stream communication, const MeshStageOptions& options) {
+  mesh.group().together([&] {  // the default mesh is known now; a single rank may try any option
+    if (mesh.group().world_size() > 1) check_axes(mesh.shape(), options.given);
+  });
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
   return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding,

@@ -2,6 +2,7 @@
 // This stage's options: those of stage 06, and the mesh.
 
 #include <memory>
+#include <set>
 #include <string>
 
 #include "05-syncbn-checkpoint/sync_batchnorm.h"
@@ -18,6 +19,7 @@ struct MeshStageOptions : Options {
   ShardingOptions sharding;
   MeshShape mesh;
   ScheduleKind schedule_kind = ScheduleKind::one_f1b;
+  std::set<std::string> given{};  // on the command line, of the options that concern some axes only
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }

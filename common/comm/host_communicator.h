@@ -54,6 +54,10 @@ class HostCommunicator final : public Communicator {
         staging_(rank) {}
 
   const HostTransport& transport() const { return *link_->transport; }
+  /// The transport's errors name ranks as this communicator does. Call it before the first call.
+  void name_peers() {
+    link_->transport->name_peers([this](int rank) { return name_of_rank(rank); });
+  }
   int64_t bytes_of_all_reduce(const Elements& x) const override;
 
  private:

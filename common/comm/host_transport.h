@@ -28,6 +28,8 @@ class HostTransport {
   virtual void run(const Call& collective, uint64_t number) = 0;
   /// Sends and receives all at the same time: no transfer waits for another.
   virtual void transfer(const std::vector<Call>& calls) = 0;
+  /// What errors call the other ranks, where they name any. Call it before the first call.
+  virtual void name_peers(const std::function<std::string(int rank)>&) {}
   /// Bytes that run() and transfer() have given to other ranks so far. Call it on the thread that
   /// calls these two.
   virtual int64_t bytes_sent() const = 0;

@@ -116,6 +116,7 @@ void ProcessGroup::name_places(const Store::PlaceOf& place_of, Communicator& wor
   flight_->name_place(place_);
   store_->name_places(place_of);
   world.set_names([store = store_](int rank) { return store->name_of(rank); });
+  if (auto* const host = dynamic_cast<HostCommunicator*>(&world)) host->name_peers();
 }
 
 std::vector<std::string> ProcessGroup::exchange_as(const std::string& name,

@@ -105,6 +105,9 @@ class ShmPeers {
   int world_size() const { return static_cast<int>(sockets_.size()); }
   /// Another rank's, as its socket was named: "rank 2".
   const std::string& name_of(int rank) const { return sockets_[size_t(rank)].peer(); }
+  void name_peers(const std::function<std::string(int rank)>& name_of) {
+    for (int rank = 0; rank < world_size(); ++rank) sockets_[size_t(rank)].name_peer(name_of(rank));
+  }
   const ShmLayout& memory() const { return memory_; }
   const Descriptor& descriptor() const { return owner_->descriptor(); }
   /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for

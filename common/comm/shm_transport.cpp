@@ -221,6 +221,10 @@ class ShmTransport final : public HostTransport {
     }
   }
 
+  void name_peers(const std::function<std::string(int rank)>& name_of) override {
+    peers_->name_peers(name_of);
+  }
+
   int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
   int64_t largest_whole_sum() const override { return kSmallBytes; }
 

@@ -68,6 +68,10 @@ Socket TcpMesh::connect_to_lower(const Store& store, int lower, const std::strin
   return connect_to(address, deadline);
 }
 
+void TcpMesh::name_peers(const std::function<std::string(int rank)>& name_of) {
+  for (int rank = 0; rank < world_size(); ++rank) peers_[size_t(rank)].name_peer(name_of(rank));
+}
+
 const Socket& TcpMesh::peer(int rank) const {
   require(0 <= rank && rank < world_size() && rank != rank_,
           "rank {} has no connection to rank {}; expected another one of 0 to {}", rank_, rank,
@@ -157,6 +161,10 @@ class TcpTransport final : public HostTransport {
       if (call.op == Op::receive) in.push_back({call.peer, memory});
     }
     mesh_.exchange(out, in, timeout_);
+  }
+
+  void name_peers(const std::function<std::string(int rank)>& name_of) override {
+    mesh_.name_peers(name_of);
   }
 
   int64_t bytes_sent() const override { return mesh_.bytes_sent(); }

@@ -3,6 +3,7 @@
 // transport over it, connect_tcp(), is declared in host_transport.h.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ class TcpMesh {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
+  /// What errors call the other ranks from now on.
+  void name_peers(const std::function<std::string(int rank)>& name_of);
   /// What the connections have taken so far.
   int64_t bytes_sent() const { return bytes_sent_; }
 

@@ -159,6 +159,10 @@ void check_use(const OptionParser& parser, const Options& o, bool baseline) {
   require(has_width || !parser.given("--width"),
           "--width: {} is for --model resnet18 and mlp and has no meaning for {}; leave it out",
           o.width, name_of(o.model));
+  require(o.lr_step > 0 || !parser.given("--lr-gamma"),
+          "--lr-gamma: {} lowers the rate every --lr-step epochs, and --lr-step 0 never does; give "
+          "--lr-step 1 or more",
+          o.lr_gamma);
   require(o.model == ModelKind::mlp || !parser.given("--depth"),
           "--depth: {} is for --model mlp and has no meaning for {}; leave it out", o.depth,
           name_of(o.model));

@@ -215,6 +215,7 @@ Options proof_options(Options o) {
   o.lr = 0.01;
   o.momentum = o.weight_decay = o.warmup_epochs = o.scale_lr = 0;
   o.lr_step = 0;
+  o.lr_gamma = Options().lr_gamma;  // it may not be given without steps
   if (is_adam(o.optimizer)) {
     o.lr = 1e-4;
     o.betas = Options().betas;

@@ -82,6 +82,16 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
   const ProcessResult rounded = run({"--mesh", "shard=2", "--reduce-dtype", "bf16"});
   CHECK(rounded.status == 1);
   CHECK_THAT(rounded.err, StartsWith("error: --reduce-dtype bf16: a mesh's messages are float32"));
+  // Two hosts with a rank each: the default mesh, which is data=2, is known when they have met.
+  const ProcessResult late =
+      run_process(Words{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--devices", "sim:1",
+                        "--nodes", "2", "--shard", "optimizer"},
+                  kDeadline);
+  INFO(story(late));
+  CHECK(late.status == 1);
+  CHECK(late.err ==
+        "error: --shard: says what ranks along shard share out, and --mesh data=2,shard=1 has "
+        "none; leave it out, or give --mesh shard=2\n");
   for (const Words& options : {Words{"--mesh", "data=2", "--unit", "model"},
                                {"--mesh", "shard=2", "--shard", "gradients", "--unit", "0.5"},
                                {"--prefetch", "2"}}) {
@@ -195,6 +205,31 @@ TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[f
   }
   // A rank that waits for another may hear of that one's end first.
   CHECK_THAT(all, ContainsSubstring("rank 3 (data 1, tensor 1) closed the connection"));
+}
+
+/// Rank 0 has the store, so the others know only what their connections say.
+TEST_CASE("Where rank 0 has died, the others name ranks with their coordinates", "[faults][mesh]") {
+  for (const std::string backend : {"shm", "tcp"}) {
+    INFO(backend);
+    const TempDir folder;
+    const std::string script = fmt::format(
+        "cd '{}'; for r in 0 1 2; do RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 "
+        "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & [ $r = 0 ] && victim=$!; done; "
+        "until grep -q 'Train Epoch: 1 .64/120' out.0; do sleep 0.1; done; kill -9 $victim; wait",
+        folder.path().string(), free_port());
+    const ProcessResult run = run_process(
+        Words{"sh", "-c", script, "sh"} + kOnMesh +
+            Words{"--model", "seed", "--mesh", "data=3", "--devices", cpus(3), "--backend", backend,
+                  "--epochs", "100000", "--log-interval", "1", "--lr", "0.0001"},
+        kDeadline);
+    REQUIRE_FALSE(run.timed_out);
+    for (const std::string rank : {"1", "2"}) {
+      const std::string error = read_text(folder / ("err." + rank));
+      INFO(error);
+      CHECK_THAT(error, StartsWith(fmt::format("error: rank {0} (data {0}): ", rank)));
+      CHECK_THAT(error, ContainsSubstring(") closed the connection; the store of rank 0 (data 0)"));
+    }
+  }
 }
 
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.

@@ -97,6 +97,14 @@ TEST_CASE("Options of another optimizer, and betas that are no pair, are refused
   refused({"--optimizer", "adam", "--betas", "0.9,high"}, {"--betas", "'high'", "0 to 1"});
 }
 
+TEST_CASE("A factor of the learning rate without the epochs between is refused", "[faults]") {
+  for (const Words& steps : {Words{}, {"--lr-step", "0"}}) {
+    check_stage_refuses(
+        kSmall + steps + Words{"--lr-gamma", "0.5"},
+        {"--lr-gamma: 0.5 lowers the rate every --lr-step epochs", "give --lr-step 1 or more"});
+  }
+}
+
 TEST_CASE("--help lists every option with its default", "[faults]") {
   const ProcessResult run = run_help(stage_binary("01-single-gpu"));
   CHECK(run.status == 0);

@@ -205,9 +205,9 @@ TEST_CASE("The same weights earn a speed-up", "[verdict]") {
 
 TEST_CASE("Both programs of a proof get the same options and safe steps", "[verdict]") {
   const Stages stages;
-  const Words typed{"--momentum",     "0.9",         "--lr",      "0.05",   "--order",
-                    "sampler",        "--max-steps", "5",         "--seed", "6",
-                    "--weight-decay", "0.1",         "--lr-step", "1"};
+  const Words typed{"--momentum",  "0.9", "--lr",       "0.05", "--order",        "sampler",
+                    "--max-steps", "5",   "--seed",     "6",    "--weight-decay", "0.1",
+                    "--lr-step",   "1",   "--lr-gamma", "0.5"};
   CHECK(stages.run(typed + Words{"--note", "a note", "--note", "2"}).status == 0);
   const std::vector<Words> calls = stages.record();
   REQUIRE(calls.size() == 4);  // proof: own, reference; timed: reference, own
@@ -224,6 +224,7 @@ TEST_CASE("Both programs of a proof get the same options and safe steps", "[verd
     CHECK(after(calls[i], "--momentum") == (proof ? "" : "0.9"));
     CHECK(after(calls[i], "--weight-decay") == (proof ? "" : "0.1"));
     CHECK(after(calls[i], "--lr-step") == (proof ? "" : "1"));
+    CHECK(after(calls[i], "--lr-gamma") == (proof ? "" : "0.5"));
     CHECK(after(calls[i], "--save").empty() != proof);
   }
 }

@@ -158,19 +158,27 @@ TEST_CASE("The passes of stages that are ranks are those of the whole network, b
 
 // --- In virtual time -----------------------------------------------------------------------------
 
-/// A layer that takes a millisecond, and backward two, on devices of write_profile().
+/// A layer that takes a millisecond, and backward two, on devices of write_profile(). Adds a letter
+/// for each pass to `passes`.
 class MillisecondLayer final : public Module {
  public:
+  explicit MillisecondLayer(std::string& passes) : passes_(passes) {}
+
   Tensor forward(const Tensor& x, Context& context) override {
+    passes_ += 'F';
     const Tensor y = context.empty(x.shape());
     context.kernels().relu(context.stream(), x, y);
     return y;
   }
   Tensor backward(const Tensor& dy, Context& context) override {
+    passes_ += 'B';
     const Tensor dx = context.empty(dy.shape());
     context.kernels().relu_backward(context.stream(), dy, dy, dx);
     return dx;
   }
+
+ private:
+  std::string& passes_;
 };
 
 /// Nothing but these layers and the messages takes time.
@@ -188,9 +196,10 @@ std::string write_profile(const TempDir& folder, double message_seconds) {
   return path;
 }
 
-/// Milliseconds of a step, and those that a stage waits in it.
+/// Milliseconds of a step, those that a stage waits in it, and its passes in their order.
 struct StageTimes {
   double step = 0, waited = 0;
+  std::string passes{};
 };
 
 /// The second step, as the first one's messages tell extents. A layer for each stage.
@@ -202,11 +211,13 @@ StageTimes times_of_stage(const SimulatedRanks& ranks, const std::string& profil
   const std::unique_ptr<Communicator> world = group.connect(*device);
   DeviceMesh mesh(MeshShape::from(fmt::format("pipeline={}", ranks.kinds)), group, *device, *world);
   const Stream passes = device->create_stream("compute");
-  RankPipeline stage(std::make_unique<MillisecondLayer>(), mesh, passes,
+  std::string made;
+  RankPipeline stage(std::make_unique<MillisecondLayer>(made), mesh, passes,
                      device->create_stream("communication"), plan, 10, Tensor::empty(passes, {1}));
   Context context(passes);
   const Tensor x = Tensor::empty(passes, {1, 10});
   const auto step = [&] {
+    made.clear();
     for (int i = 0; i < plan.micro_batches; ++i) {
       stage.forward(x, context);
       stage.backward(stage.is_last() ? x : Tensor(), context);
@@ -215,7 +226,7 @@ StageTimes times_of_stage(const SimulatedRanks& ranks, const std::string& profil
     return StageTimes{1e-6 * double(device->now_ns()), 1e3 * stage.seconds_waited()};
   };
   const StageTimes first = step(), both = step();
-  return {both.step - first.step, both.waited - first.waited};
+  return {both.step - first.step, both.waited - first.waited, made};
 }
 
 std::vector<StageTimes> times_of_stages(int stages, double message_seconds,
@@ -243,6 +254,17 @@ TEST_CASE("Simulated stages of equal layers have the bubble of the formula",
       }
     }
   }
+}
+
+TEST_CASE("A stage makes its passes in the order of the schedule", "[mesh][pipeline][sim]") {
+  const auto passes = [](ScheduleKind schedule) {
+    Words all;
+    for (const StageTimes& stage : times_of_stages(2, 0, {schedule, 3}))
+      all.push_back(stage.passes);
+    return all;
+  };
+  CHECK(passes(ScheduleKind::one_f1b) == Words{"FFBFBB", "FBFBFB"});
+  CHECK(passes(ScheduleKind::gpipe) == Words{"FFFBBB", "FFFBBB"});
 }
 
 /// Forward and backward of both stages follow each other, with a message between any two; the sum
