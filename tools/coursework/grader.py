@@ -16,6 +16,9 @@ from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, cas
 from coursework.workshop import ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
 
 
+FLAGS = 8  # of a task, that are told
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a grading is made; the results say so."""
@@ -84,8 +87,10 @@ class Grader:
             taken = ("taken, but for build files (--whole-files)" if self.settings.whole_files
                      else "not taken: only the lines between the markers are")
             work.notes.append(f"changed: {names(sorted(other))}; {taken}")
-        work.notes += [f"{task.file}:{flag.line}: {flag.what}" for task in self.tasks
-                       for flag in work.flags.get(task.id, ())]
+        for task in self.tasks:
+            flags = work.flags.get(task.id, [])
+            work.notes += [f"{task.file}:{flag.line}: {flag.what}" for flag in flags[:FLAGS]]
+            work.notes += [f"{task.file}: {len(flags) - FLAGS} more lines like these"] if len(flags) > FLAGS else []
         return work
 
     def take_marked(self, work, path, handed_out, text):
