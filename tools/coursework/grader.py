@@ -13,7 +13,7 @@ from coursework import CourseworkError, marked_lines, names, solutions, tasks as
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
-from coursework.workshop import ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
+from coursework.workshop import ASSEMBLER, ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
 
 
 FLAGS = 8  # of a task, that are told
@@ -306,6 +306,8 @@ class Grader:
                 verdict.file, verdict.line, _ = (asked or errors)[0]
         elif undefined:
             verdict.text = cut(undefined[0].strip())
+        elif said := ASSEMBLER.search(output):
+            verdict.file, verdict.text = task.file, cut(said["text"])
         elif EXHAUSTED.search(output):
             verdict.file = task.file
             verdict.text = "the compiler took more than 2 minutes or 3 GiB for the file that these lines are in"
