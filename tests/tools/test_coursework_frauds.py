@@ -19,8 +19,9 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
+import grade  # noqa: E402
 import grade_class  # noqa: E402
-from coursework import CourseworkError, gradebook, grader, marked_lines, similarity, submission, tasks  # noqa: E402
+from coursework import CourseworkError, SubmissionError, gradebook, grader, marked_lines, similarity, submission, tasks  # noqa: E402
 from coursework.submission import read_submission  # noqa: E402
 from coursework_support import Folder, ROW, SOURCE  # noqa: E402
 
@@ -201,6 +202,17 @@ class TestNeighbours(Folder):
         with self.assertRaisesRegex(CourseworkError, "--seed 2: .* with seed 1, expected this one or none") as caught:
             grade_class.Results(self.root / "r", {**wanted, "seed": 2}, 2)
         self.assertNotIn("\n", str(caught.exception))
+
+    def test_gradescopes_student_reads_why_there_is_nothing_to_grade(self):
+        self.write("essay.txt", "x")
+        for error, told in ((SubmissionError("no file"), True), (CourseworkError("no compiler"), False)):
+            with mock.patch.object(grade, "grade", mock.Mock(side_effect=error)), mock.patch.object(grade, "complain"):
+                status = grade.main([str(self.root / "essay.txt"), "--gradescope", str(self.root / "r.json")], self.root)
+            self.assertEqual((2, told), (status, (self.root / "r.json").exists()))
+            if told:
+                result = json.loads((self.root / "r.json").read_text())
+                self.assertEqual((0, "could not be graded: no file"), (result["score"], result["output"]))
+                (self.root / "r.json").unlink()
 
     def test_one_that_could_not_be_graded_is_tried_again(self):
         results = grade_class.Results(self.root / "r", {"seed": 1})

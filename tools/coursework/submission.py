@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, TemporaryFile
 
-from coursework import CourseworkError, SOLUTIONS, tree
+from coursework import SOLUTIONS, SubmissionError, tree
 
 LARGEST = 1 << 18  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
 MOST_FILES = 20_000
@@ -48,14 +48,14 @@ def is_archive(path):
 
 def read_submission(path, places):
     """Reads the submission at `path`. `places` are the paths of files that students may change. Raises
-    CourseworkError if nothing in it belongs to the tree."""
+    SubmissionError if nothing in it belongs to the tree."""
     path = Path(path)
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
-        raise CourseworkError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
+        raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
     with unpacked(path) as folder:
         submission = lay(folder, places)
     if not submission.files:
-        raise CourseworkError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
+        raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
                               "under their names")
     return submission
 
@@ -74,7 +74,7 @@ def unpacked(path):
                 (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder))
             except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, ValueError, RuntimeError,
                     NotImplementedError, zlib.error, lzma.LZMAError) as error:
-                raise CourseworkError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
+                raise SubmissionError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
         else:
             tree.copy_file(path, Path(folder) / path.name)
         yield Path(folder)
@@ -182,7 +182,7 @@ def list_plain(folder):
     paths = []
     for path in sorted(tree.walk(folder)):
         if len(paths) > MOST_FILES:
-            raise CourseworkError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
+            raise SubmissionError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
         if f"{SOLUTIONS}/" not in path and tree.is_plain(folder, path):
             paths.append(path)
     return paths
