@@ -122,7 +122,7 @@ return connect(fd, (const sockaddr*)&to, sizeof to) == 0;"""),
         "throws": "  throw 1;",
         "ends_by_a_signal": outside("raise(9);\nreturn true;").replace("<arpa/inet.h>", "<arpa/inet.h>\n#include <csignal>"),
         # From here on: what a second reader tried, who was told only to get full marks without solving anything.
-        "hides_a_word_behind_a_quote": "  if (const auto c = u8'\"'; c) ::_exit(0); // \"\n" + "  return {};",
+        "hides_a_word_behind_a_quote": "  if (const auto c = u8'\"'; c) std::_Exit(0); // \"\n" + "  return {};",
         "defines_what_no_word_says": "  /**/#define JOINED(a, b) a##b\n  JOINED(__built, in_trap)();\n  return {};",
         "resolves_a_function_at_the_start": "  return {};\n}\n[[using gnu: ifunc(\"pick\")]] int picked();\n"
                                             "inline int end() {\n  return 0;",

@@ -80,6 +80,16 @@ class TestWords(unittest.TestCase):
         self.assertIn("return two;", taken.text)
 
 
+class TestAssembler(unittest.TestCase):
+    def test_its_errors_are_a_tasks_and_end_no_grading(self):
+        own = mock.Mock(spec=grader.Grader, messages=lambda pattern, output: [])
+        own.in_submission = lambda task, verdict: verdict
+        for place in ("/tmp/ccXYZ.s", "{standard input}"):
+            said = f"FAILED: a.o\n{place}: Assembler messages:\n{place}:12: Error: file not found: ../solutions/02.1.o"
+            verdict = grader.Grader.does_not_compile(own, tasks.Task(**{**ROW, "symbols": ("first",)}), said)
+            self.assertEqual(("compile", "file not found: ../solutions/02.1.o"), (verdict.how, verdict.text))
+
+
 class TestTime(Folder):
     """Texts that would hold up the whole class."""
 
