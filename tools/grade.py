@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from command_line import Parser, complain, run_command
-from coursework import CourseworkError, gradebook, solutions, tasks as table, tree
+from coursework import CourseworkError, SubmissionError, gradebook, solutions, tasks as table, tree
 from coursework.grader import Grader, Settings, no_such_task
 from coursework.handed_out import handed_out_tree, is_teachers
 from coursework.report import facts_of, how_graded, lines_of, points
@@ -168,6 +168,8 @@ def main(argv, root=ROOT):
         return 0 if grade(options, root) else 1
     except (CourseworkError, OSError) as error:
         complain("lockstep grade", error)
+        if options.gradescope and isinstance(error, SubmissionError):
+            write_whole(options.gradescope, json.dumps(gradebook.nothing(str(error)), indent=1) + "\n")
         return 2
 
 

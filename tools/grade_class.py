@@ -19,7 +19,7 @@ from coursework import CourseworkError, gradebook, handed_out, marked_lines, sim
 from coursework.grader import Grader
 from coursework.report import facts_of, how_graded, points, students_report
 from coursework.sandbox import NONE
-from coursework.submission import list_plain, name_of, read_submission
+from coursework.submission import LARGEST, MOST_BYTES, is_archive, list_plain, name_of, printable, read_submission
 from coursework.workshop import Workshop
 from plain_files import read_json, write_whole
 from progress import CORES, Progress
@@ -52,6 +52,8 @@ def find_students(folder):
         if path.name.startswith("."):
             continue
         name = name_of(path)
+        if not name.isprintable():
+            raise CourseworkError(f"{printable(str(path))}: a name with characters that cannot be shown: rename it")
         if name in students:
             raise CourseworkError(f"{students[name]} and {path} have the same name, {name}: expected one of them")
         students[name] = path
@@ -64,7 +66,7 @@ class Results:
     """The folder with what is known so far. A student's file is written whole, last of all: what it says is
     not found out again."""
 
-    def __init__(self, folder, wanted):
+    def __init__(self, folder, wanted, given_seed=None):
         self.folder, self.students = folder, folder / "students"
         self.students.mkdir(parents=True, exist_ok=True)
         self.plan = self.folder / "grading.json"
@@ -76,14 +78,17 @@ class Results:
             raise CourseworkError(f"{folder} has results of a grading with {other[0]} {made.get(other[0])}, this one has "
                                   f"{wanted[other[0]]}: name another folder")
         self.seed = made["seed"]
+        if given_seed not in (None, self.seed):
+            raise CourseworkError(f"--seed {given_seed}: {folder} has results of a grading with seed {self.seed}, "
+                                  "expected this one or none: name another folder")
 
     def known(self, name, digest):
-        """What is known of this submission, if it is still the same; else None."""
+        """What is known of this submission, if it was graded and is still the same; else None."""
         try:
             facts = read_json(self.students / f"{name}.json")
         except (OSError, ValueError):
             return None
-        return facts if facts.get("submission") == digest else None
+        return facts if facts.get("submission") == digest and facts.get("graded") else None
 
     def keep(self, name, facts, report):
         write_whole(self.students / f"{name}.txt", report)
@@ -98,11 +103,19 @@ class Results:
 
 
 def digest_of(path):
-    """A checksum of what was submitted; the place does not count."""
+    """A checksum of what was submitted; the place does not count, nor what is in a file that is too large to be
+    taken. "" for what cannot be read."""
     whole = hashlib.sha256()
-    files = [(name, path / name) for name in list_plain(path)] if path.is_dir() else [(path.name, path)]
-    for name, file in files:
-        whole.update(name.encode(errors="surrogateescape") + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    try:
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            return ""
+        files = [(name, path / name) for name in list_plain(path)] if path.is_dir() else [(path.name, path)]
+        for name, file in files:
+            size = file.stat().st_size
+            content = file.read_bytes() if size <= (MOST_BYTES if is_archive(file) else LARGEST) else b""
+            whole.update(name.encode(errors="surrogateescape") + b"\0%d" % size + hashlib.sha256(content).digest())
+    except (CourseworkError, OSError):
+        return ""
     return whole.hexdigest()
 
 
@@ -113,8 +126,8 @@ def grade_one(grader, path, chosen):
         submission = read_submission(path, grader.places)
         verdicts = list(grader.grade(submission, chosen))
         notes = grader.work.notes
-    except CourseworkError as error:
-        notes = [f"could not be graded: {error}"]
+    except (CourseworkError, OSError) as error:
+        notes = [f"could not be graded: {printable(str(error))}"]
     facts = facts_of(path.name, verdicts, notes, time.monotonic() - begin, grader.settings)
     facts["of"], facts["graded"] = sum(task.points for task in chosen), bool(verdicts)
     return facts, students_report(facts, verdicts)
@@ -146,7 +159,7 @@ def look_for_copies(students, grader, chosen):
     for name, path in students.items():
         try:
             texts[name] = read_submission(path, grader.places).files
-        except CourseworkError:
+        except (CourseworkError, OSError):
             continue
     pairs, counts = [], {}
     for task in chosen:
@@ -179,7 +192,7 @@ def grade_class(options, root):
                               "rights: install bubblewrap, or give --no-sandbox")
     wanted = {"seed": settings.seed, "tasks": options.tasks, "races": settings.races, "sandbox": settings.sandbox.kind,
               "whole_files": settings.whole_files, "take_flagged": settings.take_flagged}
-    results = Results(options.results, wanted)
+    results = Results(options.results, wanted, options.seed)
     results.make_folders()
     settings = replace(settings, seed=results.seed)
     workshop = Workshop(options.build.resolve(), settings.sandbox)

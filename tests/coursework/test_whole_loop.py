@@ -16,7 +16,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import exercise  # noqa: E402
 from coursework import solutions, tasks, teacher, tree  # noqa: E402
-from coursework.verdict import FAILED, OPEN, PASSED  # noqa: E402
+from coursework.verdict import FAILED, OPEN, PASSED, Way, run_program  # noqa: E402
+from coursework.witness import disagreement, first_difference  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
 from coursework_support import only_stage  # noqa: E402
 from processes import gone, start  # noqa: E402
@@ -65,6 +66,23 @@ class TestTasks(unittest.TestCase):
             for symbol in task.symbols:
                 self.assertTrue(any(told.startswith((f"{symbol}(", f"{symbol}[abi:")) for told in rooms[room]),
                                 f"{task.id}: no {symbol} in {room}")
+
+
+    @unittest.skipUnless(FULL, "takes minutes: hidden cases with the values of many seeds")
+    def test_right_ones_tell_the_same_twice_with_the_values_of_twenty_seeds(self):
+        """Otherwise a right one would fail beside the solution's run now and then. One run has all hidden cases."""
+        tags = ",".join(task.hidden_tag for task in tasks.load_tasks(ROOT))
+        told = set()
+        for seed in range(20):
+            way = Way(BUILD / "tests/coursework/coursework-test", seed=seed, words=(tags,))
+            first, second = (run_program(None, way, 600) for _ in range(2))
+            for ended in (first, second):
+                self.assertTrue(ended.is_well and ended.account.ended, f"{seed}: {ended.words} {ended.account.failure}")
+                self.assertEqual("", ended.account.fault)
+            self.assertIsNone(first_difference(second.account.values, first.account.values), seed)
+            self.assertEqual("", disagreement(second.account, first.account), seed)
+            told.add(tuple(first.account.values))
+        self.assertEqual(20, len(told))
 
 
 class TestWholeLoop(unittest.TestCase):

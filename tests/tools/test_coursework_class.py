@@ -579,7 +579,7 @@ class TestWholeClass(Folder):
         self.assertEqual({"anna": (1, ""), "bert": (0, "hidden"), "carl": (0, "refused"), "dora": (1, "")}, told)
         self.assertNotIn("fork", "".join(text for _, text in self.compiled))
         self.assertIn("anna, dora", (self.root / "results/similarity.md").read_text())
-        self.assertIn("anna,1,1,1,", (self.root / "results/grades.csv").read_text())
+        self.assertIn('"anna","1","1","1",', (self.root / "results/grades.csv").read_text())
         self.assertEqual("none", rows["anna"]["sandbox"])
         self.assertEqual({f"{name}.{kind}" for name in rows for kind in ("txt", "json")},
                          {path.name for path in (self.root / "results/students").iterdir()})

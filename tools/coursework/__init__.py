@@ -14,6 +14,10 @@ class CourseworkError(Exception):
     """Ends a command, with one line."""
 
 
+class SubmissionError(CourseworkError):
+    """What was submitted is nothing that can be graded."""
+
+
 def names(paths, limit=5):
     """Paths in a message: the first few, and how many more there are."""
     more = f" and {len(paths) - limit} more" if len(paths) > limit else ""

@@ -1,7 +1,10 @@
 """A class's marks in the forms that gradebooks read.
 
-`grades.csv`: a row for each student. Gradescope's results.json: https://gradescope-autograders.readthedocs.io
-("Autograder Specifications"). Autolab's last line: https://docs.autolabproject.com/lab/ ("Autograders").
+`grades.csv`: a row for each student. Gradescope's results.json has the keys of "Output format" in
+https://gradescope-autograders.readthedocs.io/en/latest/specs/: numbers for `score`, `max_score` and
+`execution_time` (seconds), texts for `output`, `name` and `number`; a `score` for the whole counts instead of
+the sum of the tests'. Autolab reads the last line of what is printed as JSON, `scores` with a number for each
+problem: https://docs.autolabproject.com/lab/ ("Writing Autograders"). The problems' names are those on its web site.
 """
 
 import csv
@@ -21,7 +24,7 @@ def grades_csv(rows, tasks):
     """One line for each student: points in all, of how many, and for each task; then notes. `rows` are
     facts by name. A cell that a spreadsheet would compute gets an apostrophe in front."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL)  # some spreadsheets divide at semicolons
     writer.writerow(["student", "points", "of", *(task.id for task in tasks), "notes"])
     for name, facts in rows.items():
         by_task = {row["id"]: points(row["points"]) for row in facts["tasks"]}
@@ -43,6 +46,11 @@ def gradescope(facts):
     return {"score": facts["points"], "execution_time": round(facts["seconds"]), "visibility": "visible",
             "stdout_visibility": "hidden", "output": "\n".join(facts["notes"]), "tests": tests,
             "extra_data": {"sandbox": facts["sandbox"], "hidden_cases": facts["hidden_cases"]}}
+
+
+def nothing(why):
+    """results.json for what cannot be graded: its student reads why."""
+    return {"score": 0, "visibility": "visible", "stdout_visibility": "hidden", "output": f"could not be graded: {why}", "tests": []}
 
 
 def autolab(facts):

@@ -13,7 +13,10 @@ from coursework import CourseworkError, marked_lines, names, solutions, tasks as
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
-from coursework.workshop import ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
+from coursework.workshop import ASSEMBLER, ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
+
+
+FLAGS = 8  # of a task, that are told
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,10 @@ class Grader:
             taken = ("taken, but for build files (--whole-files)" if self.settings.whole_files
                      else "not taken: only the lines between the markers are")
             work.notes.append(f"changed: {names(sorted(other))}; {taken}")
-        work.notes += [f"{task.file}:{flag.line}: {flag.what}" for task in self.tasks
-                       for flag in work.flags.get(task.id, ())]
+        for task in self.tasks:
+            flags = work.flags.get(task.id, [])
+            work.notes += [f"{task.file}:{flag.line}: {flag.what}" for flag in flags[:FLAGS]]
+            work.notes += [f"{task.file}: {len(flags) - FLAGS} more lines like these"] if len(flags) > FLAGS else []
         return work
 
     def take_marked(self, work, path, handed_out, text):
@@ -301,6 +306,8 @@ class Grader:
                 verdict.file, verdict.line, _ = (asked or errors)[0]
         elif undefined:
             verdict.text = cut(undefined[0].strip())
+        elif said := ASSEMBLER.search(output):
+            verdict.file, verdict.text = task.file, cut(said["text"])
         elif EXHAUSTED.search(output):
             verdict.file = task.file
             verdict.text = "the compiler took more than 2 minutes or 3 GiB for the file that these lines are in"

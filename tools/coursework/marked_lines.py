@@ -18,7 +18,8 @@ FORBIDDEN = {
     "a library": "dlopen dlmopen dlsym dlvsym dladdr dl_iterate_phdr",
     "memory of others": "mmap munmap mprotect mremap memfd_create process_vm_readv process_vm_writev shm_open",
     "a socket or a pipe": "socket socketpair connect accept bind listen sendmsg recvmsg sendto recvfrom pipe pipe2 mkfifo",
-    "files": "fopen freopen fdopen open64 openat creat dup dup2 dup3 ifstream fstream opendir readdir filesystem "
+    "files": "fopen freopen fdopen open64 openat creat dup dup2 dup3 ifstream fstream ofstream basic_ifstream basic_fstream "
+             "basic_ofstream filebuf basic_filebuf wifstream wfstream wofstream wfilebuf opendir readdir filesystem "
              "readlink symlink chdir chroot mount",
     "the environment": "getenv secure_getenv setenv putenv environ",
     "the tests": "Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
@@ -29,10 +30,14 @@ METHODS = ("bind", "connect", "listen", "signal", "pipe", "mount")  # not grave 
 OUTLIVES = "an object that outlives the call"  # no fraud by itself
 BUSINESS = {word: what for what, words in FORBIDDEN.items() for word in words.split()}
 PATHS = re.compile(r"/proc\b|/sys\b|/dev\b|/etc\b|LOCKSTEP_|solutions/")
-# In this order: what begins first hides the others.
-PARTS = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<raw>\b(?:u8|[uUL])?R"[^(\n]*\()|"""
-                   r"""(?P<string>"(?:\\.|[^"\\\n])*")|(?P<character>(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+')|(?P<open>/\*)""",
-                   re.DOTALL)
+# What begins first hides the others. No part is looked at twice: a student's text may be long. The quotes in
+# 1'000 are a number's; those of u8'"' are not.
+PARTS = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?(?P<end>\*/|\Z))|(?P<raw>\b(?:u8|[uUL])?R"[^(\n]{0,16}\()|"""
+                   r"""(?P<number>\b\d[\w.]*(?:'[\w.]+)*)|(?P<text>(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\\n])*"""
+                   r"""(?P<unquote>(?P=quote))?)""", re.DOTALL)
+ATTRIBUTES = "maybe_unused|nodiscard|fallthrough|likely|unlikely|noreturn|no_unique_address|deprecated"
+HEAD = 200  # words, that are enough to know a function by
+LONG = 2000  # lines that a file may have beyond those handed out, to be compared line by line
 TOKEN = re.compile(r"[A-Za-z_]\w*|[{}();=]|::|\S")
 
 
@@ -77,7 +82,8 @@ def submitted_lines(text, task_id):
     if [marks[place][1] for place in own] != ["task", "end"] or own[1] != own[0] + 1:
         return 0, None
     begin, end = marks[own[0]][0], marks[own[1]][0]
-    return begin + 2, [line.rstrip("\r") for line in text.split("\n")[begin + 1:end]]
+    lines = [line.rstrip("\r") for line in text.split("\n")[begin + 1:end]]
+    return (0, None) if any(map(table.LIKE_A_MARKER.search, lines)) else (begin + 2, lines)
 
 
 def differences(handed_out, submitted, file):
@@ -87,6 +93,8 @@ def differences(handed_out, submitted, file):
     except CourseworkError as error:
         return str(error)
     ours = table.outside_text(handed_out, file).split("\n")
+    if len(theirs) > len(ours) + LONG:
+        return f"{file} has {len(theirs)} lines outside of the markers, handed out were {len(ours)}"
     ours, theirs = ([line.rstrip() for line in lines] for lines in (ours, theirs))
     changes = [change for change in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
                if change[0] != "equal"]
@@ -109,7 +117,7 @@ def flag(lines, begin, at_margin=False):
     for part in PARTS.finditer(text):
         code += text[place:part.start()]
         found += [Flag(begin + line_of(text, part.start()), what) for what in part_flags(part)]
-        code += re.sub(r"[^\n]", " ", part[0])
+        code += part[0] if part["number"] else re.sub(r"[^\n]", " ", part[0])
         place = part.end()
     code += text[place:]
     found += [Flag(begin + line_of(code, place), what, OUTLIVES not in what)
@@ -133,9 +141,11 @@ def line_flags(line):
 def part_flags(part):
     if part["raw"]:
         yield "a raw string"
-    elif part["open"]:
+    elif part["comment"] and part["end"] == "":
         yield "a comment without an end"
-    elif part["string"] and (found := PATHS.search(part["string"])):
+    elif part["text"] and not part["unquote"]:
+        yield "a text without an end"
+    elif part["text"] and (found := PATHS.search(part["text"])):
         yield f"'{found[0]}' in a text"
 
 
@@ -143,7 +153,8 @@ def code_flags(code, at_margin):
     """Places and Flags of code without comments and strings."""
     tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
     yield from word_flags(tokens)
-    for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", r"\[\[\s*(?:gnu|clang)\b"):
+    for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", "#",
+                    rf"\[\s*\[\s*(?!(?:{ATTRIBUTES})\b)\w+"):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"
     depth = 0
@@ -169,17 +180,38 @@ def word_flags(tokens):
 
 
 def object_flags(tokens):
-    """At the margin stand whole functions: an object there would be made before the tests begin."""
-    depth, statement = 0, []
+    """At the margin stand whole functions: an object there would be made before the tests begin. Words inside
+    of braces do not count, except those of a namespace; a function ends with its brace."""
+    depth, begin, words = 0, 0, []
     for place, token in tokens:
-        if depth == 0 and token == ";" and is_object([word for _, word in statement]):
-            yield statement[0][0], f"'{statement[0][1]}': an object outside of the functions"
-        depth += {"{": 1, "}": -1}.get(token, 0)
-        statement = [] if depth == 0 and token in ";}" else [*statement, (place, token)]
+        begin = begin if words else place
+        if token == "{" and depth == 0 and words[:1] == ["namespace"]:
+            words = []
+        elif token == "}":
+            depth = max(0, depth - 1)
+            words = [] if depth == 0 and is_function(words) else words
+        elif token == ";" and depth == 0:
+            if is_object(words):
+                yield begin, f"'{words[0]}': an object outside of the functions"
+            words = []
+        else:
+            words += [token] if depth == 0 and len(words) < HEAD else []
+            depth += token == "{"
+
+
+def is_function(words):
+    """Whether these words, up to a brace, are a function's head."""
+    return "(" in words and ("operator" in words or "=" not in words[:words.index("(")])
 
 
 def is_object(words):
     """Whether a statement outside of all functions makes an object while the program starts."""
-    if not words or words[0] in ("using", "struct", "class", "enum") or "constexpr" in words:
+    if not words or words[0] in ("using", "typedef", "enum", "namespace", "template", "static_assert") \
+            or "operator" in words:
         return False
-    return "=" in words or "(" not in words
+    if words[0] in ("struct", "class", "union"):
+        return words[-1] != "{" if "{" in words else len(words) > 2
+    first = next((number for number, word in enumerate(words) if word in ("=", "(", "{")), len(words))
+    if "constexpr" in words[:first]:
+        return False
+    return words[first:first + 1] != ["("] or ("=" not in words and any(word[0].isdigit() for word in words))

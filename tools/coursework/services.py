@@ -26,7 +26,7 @@ RUN = f"""#!/usr/bin/env bash
 set -uo pipefail
 cd /autograder/source/{INSIDE}
 ./lockstep grade /autograder/submission --gradescope /autograder/results/results.json
-[ $? -le 1 ]  # 1: not all tasks passed
+[ -f /autograder/results/results.json ]  # also if not all tasks passed, or nothing was submitted that can be graded
 """
 
 

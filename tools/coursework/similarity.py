@@ -16,7 +16,9 @@ FEWEST = 8  # fingerprints, below which two tasks are alike by nature
 ALIKE = 0.7  # share of the smaller one's fingerprints
 KEPT = set("if else for while do switch case break continue return auto const int int64_t size_t double Real bool void "
            "true false std vector min max sizeof new delete struct class".split())
-WORD = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])+'|[A-Za-z_]\w*|\d[\w.']*|\S", re.DOTALL)
+# No part of a text is looked at twice: it may be long.
+WORD = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?|[A-Za-z_]\w*|\d[\w.']*|\S""",
+                  re.DOTALL)
 
 
 @dataclass(frozen=True)

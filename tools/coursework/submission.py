@@ -5,20 +5,26 @@ Only regular files of moderate size are read; names that lead out of the submiss
 never asked about a submission: its settings might start programs.
 """
 
+import bz2
+import gzip
+import lzma
 import stat
 import tarfile
 import zipfile
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
-from coursework import CourseworkError, SOLUTIONS, tree
+from coursework import SOLUTIONS, SubmissionError, tree
 
-LARGEST = 1 << 20  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
+LARGEST = 1 << 18  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
 MOST_FILES = 20_000
-MOST_BYTES = 64 << 20  # of an archive, unpacked
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst")
+MOST_BYTES = 64 << 20  # of an archive, packed or unpacked
+DEEPEST = 20  # folders in each other
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
+PRESSED = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ": lzma}  # by the first bytes
 
 
 @dataclass
@@ -42,14 +48,14 @@ def is_archive(path):
 
 def read_submission(path, places):
     """Reads the submission at `path`. `places` are the paths of files that students may change. Raises
-    CourseworkError if nothing in it belongs to the tree."""
+    SubmissionError if nothing in it belongs to the tree."""
     path = Path(path)
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
-        raise CourseworkError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
+        raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
     with unpacked(path) as folder:
         submission = lay(folder, places)
     if not submission.files:
-        raise CourseworkError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
+        raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
                               "under their names")
     return submission
 
@@ -63,10 +69,12 @@ def unpacked(path):
     with TemporaryDirectory(prefix="lockstep-submission-") as folder:
         if is_archive(path):
             try:
+                if path.stat().st_size > MOST_BYTES:
+                    raise too_much()
                 (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder))
             except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, ValueError, RuntimeError,
-                    NotImplementedError) as error:
-                raise CourseworkError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
+                    NotImplementedError, zlib.error, lzma.LZMAError) as error:
+                raise SubmissionError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
         else:
             tree.copy_file(path, Path(folder) / path.name)
         yield Path(folder)
@@ -82,7 +90,27 @@ def unzip(path, folder):
 
 
 def untar(path, folder):
-    with tarfile.open(path) as archive:
+    with TemporaryFile() as plain:
+        unpress(path, plain)
+        untar_plain(plain, folder)
+
+
+def unpress(path, plain):
+    """Writes the archive without its compression, as long as it is not too large: tarfile reads a header of any
+    size into memory."""
+    with open(path, "rb") as file:
+        begin = file.read(6)
+    opened = next((kind.open for magic, kind in PRESSED.items() if begin.startswith(magic)), open)
+    with opened(path, "rb") as content:
+        while piece := content.read(1 << 20):
+            plain.write(piece)
+            if plain.tell() > MOST_BYTES + 2048 * MOST_FILES:
+                raise too_much()
+    plain.seek(0)
+
+
+def untar_plain(plain, folder):
+    with tarfile.open(fileobj=plain) as archive:
         for member in checked(archive, lambda member: (member.name, member.size)):
             if member.isfile():
                 write(folder, member.name, archive.extractfile(member))
@@ -94,14 +122,18 @@ def checked(members, facts):
     for number, member in enumerate(members, 1):
         bytes_so_far += facts(member)[1]
         if number > MOST_FILES or bytes_so_far > MOST_BYTES:
-            raise ValueError(f"more than {MOST_FILES} files, or more than {MOST_BYTES >> 20} MiB")
+            raise too_much()
         yield member
+
+
+def too_much():
+    return ValueError(f"more than {MOST_FILES} files, or more than {MOST_BYTES >> 20} MiB")
 
 
 def write(folder, name, content):
     """Writes a member below the folder; one whose name leads elsewhere is left out."""
     path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or ".." in path.parts or len(path.parts) not in range(1, DEEPEST + 1):
         return
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -129,15 +161,20 @@ def lay(folder, places):
         if place in places and place not in found.files:
             text = read_text(folder / path)
             if text is None:
-                found.notes.append(f"not taken: {path} has more than {LARGEST >> 20} MiB, or is no text")
+                found.notes.append(f"not taken: {printable(path)} has more than {LARGEST >> 10} KiB, or is no text")
             else:
                 found.files[place] = text
         elif tree.is_students(place):
-            strange.append(path)
+            strange.append(printable(path))
     if strange:
         more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
         found.notes.append(f"not taken, they have no place in the tree: {', '.join(strange[:5])}{more}")
     return found
+
+
+def printable(name):
+    """A file's name as a report may show it: students choose their names, which may hold any byte."""
+    return "".join(character if character.isprintable() else "?" for character in name[:300])
 
 
 def list_plain(folder):
@@ -145,7 +182,7 @@ def list_plain(folder):
     paths = []
     for path in sorted(tree.walk(folder)):
         if len(paths) > MOST_FILES:
-            raise CourseworkError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
+            raise SubmissionError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
         if f"{SOLUTIONS}/" not in path and tree.is_plain(folder, path):
             paths.append(path)
     return paths

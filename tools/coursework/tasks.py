@@ -19,6 +19,7 @@ TABLE = "tools/coursework/tasks.json"
 TASK_ID = re.compile(r"\d\d\.\d+")
 OPENED = None  # in place of a body: the line that throws
 MARKER = re.compile(r"^( *)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
+LIKE_A_MARKER = re.compile(r"//\s*\[(task|end)\b")
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def find_sections(text, file):
     for number, line in enumerate(text.split("\n")):
         match = MARKER.match(line)
         if not match:
-            if re.search(r"//\s*\[(task|end)\b", line):
+            if LIKE_A_MARKER.search(line):
                 raise CourseworkError(f"{file}:{number + 1}: '{line.strip()}' is no marker, "
                                       "expected '// [task NN.N] name' or '// [end NN.N]'")
             continue
