@@ -66,10 +66,11 @@ json.dump({"accuracy": [0.5 if fault == "floor" else 0.9] * epochs, "test_loss":
           open(option("--metrics", os.devnull), "w"))
 if "--trace" in sys.argv:
     # Simulated, an operation takes a nanosecond for each of its FLOPs, or of its bytes.
-    took = {"conv2d": 9e9 if "flops" in where else 1e6, "sgd_update": 0.0 if "flops" in where else 4e7}
+    update = option("--optimizer", "sgd").replace("adamw", "adam") + "_update"
+    took = {"conv2d": 9e9 if "flops" in where else 1e6, update: 0.0 if "flops" in where else 4e7}
     spans = [{"ph": "X", "name": name, "ts": 2000.0 * step + at, "args": {"layer": ""},
               "dur": took[name] / 1e3 if "sim" in where else 500.0}
-             for step in range(steps) for name, at in (("conv2d", 0.0), ("sgd_update", 500.0))]
+             for step in range(steps) for name, at in (("conv2d", 0.0), (update, 500.0))]
     json.dump({"traceEvents": [{"ph": "M", "name": "thread_name"}, *spans]},
               open(option("--trace", None), "w"))
 """
@@ -87,9 +88,7 @@ exec "$@"
 TORCH = """#!REAL_PYTHON
 import json, os, sys
 if "-c" in sys.argv:
-    text = sys.argv[-1]
-    if "copy_" in text: sys.exit(print(4e11) or 0)
-    exec(text.replace("import torch;", "").replace(
+    exec(sys.argv[-1].replace("import torch;", "").replace(
         "torch.__version__ if torch.cuda.is_available() else ''", "'9.9.9'"))
 for line in sys.stdin if "--serve" in sys.argv else ():
     words = json.loads(line)
@@ -97,6 +96,17 @@ for line in sys.stdin if "--serve" in sys.argv else ():
     if os.environ.get("FAULT") == "torch": print(json.dumps({"error": "RuntimeError: no memory"}))
     else: print(json.dumps({"mean_step_seconds": ms / 1e3}))
     sys.stdout.flush()
+"""
+
+
+NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
+# Of a CUDA runtime what a copy needs: each of ten takes 5.4 ms.
+RUNTIME = """int cudaMalloc(void** p, unsigned long n) { *p = &p; return n != 1ul << 30; }
+int cudaEventCreate(void** mark) { *mark = &mark; return 0; }
+int cudaEventRecord(void* mark, void* stream) { return 0; }
+int cudaEventSynchronize(void* mark) { return 0; }
+int cudaMemcpyAsync(void* to, void* from, unsigned long n, int kind, void* stream) { return kind != 3; }
+int cudaEventElapsedTime(float* ms, void* from, void* to) { *ms = 53.687f; return 0; }
 """
 
 
@@ -115,8 +125,7 @@ class TestOnAStandIn(unittest.TestCase):
         self.write(self.root / "01-single-gpu/main.cpp", "")
         self.write(self.root / "build-gpu/tests/gpu/gpu-test", GPU_TEST)
         for name, text in (("nvidia-smi", NVIDIA_SMI), ("meson", MESON), ("ninja", "#!/bin/sh\n"),
-                           ("compute-sanitizer", SANITIZER),
-                           ("torch", TORCH)):
+                           ("compute-sanitizer", SANITIZER), ("nvcc", NVCC), ("torch", TORCH)):
             self.write(self.bin / name, text)
         measures = self.root / "tools/gpu_check/measure.py"
         if not FULL:  # one round of the bench
@@ -129,11 +138,11 @@ class TestOnAStandIn(unittest.TestCase):
         path.write_text(text.replace("REAL_PYTHON", sys.executable))
         path.chmod(0o755)
 
-    def check(self, *arguments, fault=""):
+    def check(self, *arguments, fault="", **variables):
         environment = without_gpu()
         environment["PATH"] = f"{self.bin}{os.pathsep}{environment['PATH']}"
         return call(self.root / "tools/gpu-check", "--python", self.bin / "torch", "--out",
-                    self.out, *arguments, env={**environment, "FAULT": fault})
+                    self.out, *arguments, env={**environment, "FAULT": fault, **variables})
 
     def assert_failed(self, done, *texts):
         self.assertEqual(1, done.returncode, done.stdout + done.stderr)
@@ -165,7 +174,7 @@ class TestOnAStandIn(unittest.TestCase):
 
     def test_it_opens_with_a_plan_and_ends_with_verdicts_and_the_file_to_send(self):
         done = self.check("--part", "ops", "--part", "sanitizer", fault="case")
-        self.assertTrue(done.stdout.startswith("2 parts, at most 9 minutes; "), done.stdout)
+        self.assertTrue(done.stdout.startswith("2 parts on NVIDIA Test GPU, at most 9 minutes; "), done.stdout)
         self.assertRegex(done.stdout, r"\n  ops +at most  2 min  every operation")
         self.assertRegex(done.stdout, r"\nops: .*\(limit 90 s\): failed\n")
         self.assertIn(f"send this one file: {self.out}\nto: ", done.stdout)
@@ -240,6 +249,35 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertEqual(1, done.returncode)
         for text in (done.stdout, self.out.read_text().split("## ops")[-1]):
             self.assertIn("FAILED: kernels.cu.o", text)
+
+    def test_software_that_is_missing_leaves_a_file_that_says_so(self):
+        done = call(self.root / "tools/gpu-check", "--out", self.out, "--python", self.bin / "torch",
+                    env={**without_gpu(), "PATH": str(self.bin)})  # which has no compiler
+        self.assertEqual(1, done.returncode)
+        self.assertEqual(1, done.stderr.count("\n"), done.stderr)
+        text = self.out.read_text()
+        self.assertIn("| device | NVIDIA Test GPU, compute capability 9.0 |", text)
+        self.assertIn("Nothing was checked: c++: not on PATH", text)
+        self.assertIn(f"send this one file: {self.out}\n", done.stdout)
+
+    def test_a_part_of_a_gpu_is_found_and_gets_the_time_of_a_small_one(self):
+        self.write(self.bin / "nvidia-smi", '''#!/bin/sh
+case "$*" in
+  -L) echo "GPU 0: NVIDIA Test GPU (UUID: GPU-1111-aaaa)"
+      echo "GPU 1: NVIDIA Test GPU (UUID: GPU-2222-bbbb)"
+      echo "  MIG 1g.10gb     Device  0: (UUID: MIG-3333-cccc)" ;;
+  *--id=GPU-2222-bbbb) echo 'NVIDIA Test GPU, 9.0, 580.1, Default' ;;
+  *) echo "Invalid id: $*"; exit 6 ;;
+esac
+''')
+        for visible, part in (("MIG-3333-cccc", " MIG 1g.10gb"), ("GPU-2222-bbbb", ""), ("GPU-22", "")):
+            done = self.check("--part", "ops", CUDA_VISIBLE_DEVICES=visible)
+            self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+            minutes = 6 if part else 2
+            self.assertTrue(done.stdout.startswith(f"1 part on NVIDIA Test GPU{part}, at most {minutes} "),
+                            done.stdout)
+        done = self.check("--part", "ops", CUDA_VISIBLE_DEVICES="MIG-4444")
+        self.assertIn("no GPU: CUDA_VISIBLE_DEVICES names MIG-4444, which is not in the list", done.stderr)
 
     def test_a_failed_case_and_one_that_saw_no_gpu_fail_the_part(self):
         self.assert_failed(self.check("--part", "ops", fault="case"), "* failed: matmul agrees",
@@ -318,10 +356,16 @@ class TestOnAStandIn(unittest.TestCase):
 
     @unittest.skipUnless(FULL, "only with --full: the bench once more")
     def test_bench_says_what_part_of_memorys_bandwidth_each_operation_reaches(self):
-        done = self.check("--part", "bench")
+        self.write(self.root / "runtime.c", RUNTIME)
+        (self.bin.parent / "lib64").mkdir()  # beside nvcc's folder
+        self.assertEqual(0, call("cc", "-shared", "-fPIC", self.root / "runtime.c", "-o",
+                                 self.bin.parent / "lib64/libcudart.so").returncode)
+        done = self.check("--part", "bench", "--python", "/no/such/python")  # it needs no PyTorch
         self.assertIn("the device's own copy of 1 GiB: 0.40 TB/s", done.stdout)
-        self.assertIn("| sgd_update | 1 | 40 | 500 | 0.08 | 20 % |", done.stdout)  # 40 MB in 500 us
+        for update in ("sgd_update", "adam_update"):  # 40 MB in 500 us
+            self.assertEqual(1, done.stdout.count(f"| {update} | 1 | 40 | 500 | 0.08 | 20 % |"), update)
         self.assertNotIn("| conv2d |", done.stdout)  # it multiplies
+        self.assertIn("farthest from a copy: sgd_update, 20 %", done.stdout)
 
     def test_bench_without_pytorch_measures_ours_and_says_so(self):
         done = self.check("--part", "bench", "--python", "/no/such/python")
@@ -329,6 +373,8 @@ class TestOnAStandIn(unittest.TestCase):
         self.assertIn("| seed, batch 64 | 32000 | 64000 | - | - | - | - | - | - |", done.stdout)
         self.assertIn("no torch that sees a GPU in /no/such/python", done.stdout)
         self.assertEqual(4, done.stdout.count(": not measured"))
+        self.assertIn("the device's own copy of 1 GiB: unknown, no libcudart.so with nvcc", done.stdout)
+        self.assertIn("| sgd_update | 1 | 40 | 500 | 0.08 | - |", done.stdout)
 
     @unittest.skipUnless(FULL, "only with --full: the bench once more")
     def test_bench_with_a_rival_that_fails_has_failed(self):

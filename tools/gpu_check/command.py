@@ -146,15 +146,23 @@ def main(options):
     if need_gpu and not gpu:
         raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
                          "checked; run this where a GPU is (--part build builds for CPU devices)")
-    setup, manifest = setup_for(options, gpu)
-    print(results.opening(limits_of(options, gpu)) + "\n", flush=True)
-    device = gpu.name if gpu else "CPU devices"
-    out = options.out or ROOT / "docs/results" / results.default_name(device)
-    rows = describe(gpu, options.python, manifest.get("commit", ""))
-    print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
+    device = f"{gpu.name} {gpu.part}".rstrip() if gpu else "CPU devices"
+    print(results.opening(limits_of(options, gpu), device) + "\n", flush=True)
+    rows = []
     file = None  # a build without a GPU gives no result to keep
     if gpu or options.out:
+        out = options.out or ROOT / "docs/results" / results.default_name(device)
         file = results.ResultFile(out, lambda: results.header(device, rows))
+    try:
+        setup, manifest = setup_for(options, gpu)
+    except (CheckError, OSError) as error:  # the person here sends the file
+        rows += describe(gpu, options.python)
+        if file:
+            file.add(f"\nNothing was checked: {error}\n")
+            print(results.what_to_send(file.path), flush=True)
+        raise
+    rows += describe(gpu, options.python, manifest.get("commit", ""))
+    print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
     return 1 if "failed" in run_parts(options, setup, gpu, reason, file).values() else 0
 
 

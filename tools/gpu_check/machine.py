@@ -27,6 +27,7 @@ class Gpu:
     mode: str = "Default"  # compute mode: whether several processes may use it
     count: int = 1  # of the GPUs of this machine
     capabilities: tuple = ()  # of all of them, each once
+    part: str = ""  # of it, if CUDA_VISIBLE_DEVICES names a part: "MIG 1g.10gb"
 
     @property
     def archs(self):
@@ -40,8 +41,8 @@ class Gpu:
     @property
     def slower(self):
         """By how much it may be slower than the GPUs for which the limits are: the compute capabilities
-        of large GPUs are few, and any other may belong to a small one."""
-        return {"9.0": 1, "10.0": 1, "8.0": 2}.get(self.capability, 4)
+        of large GPUs are few, and any other may belong to a small one. A part of a GPU is small, too."""
+        return 4 if self.part else {"9.0": 1, "10.0": 1, "8.0": 2}.get(self.capability, 4)
 
 
 def find_gpu():
@@ -49,18 +50,47 @@ def find_gpu():
     tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if not tool:
         return None, "no GPU: nvidia-smi is not on PATH"
-    only = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    only, part = os.environ.get("CUDA_VISIBLE_DEVICES", ""), ""
     try:
-        done = subprocess.run([tool, "--query-gpu=name,compute_cap,driver_version,compute_mode",
-                               "--format=csv,noheader", *((f"--id={only}",) if only else ())],
-                              capture_output=True, text=True, timeout=60)
+        if "GPU-" in only or "MIG-" in only:
+            only, part = smi_ids(only, asked(tool, "-L")[1])
+        status, lines = asked(tool, "--query-gpu=name,compute_cap,driver_version,compute_mode",
+                              "--format=csv,noheader", *((f"--id={only}",) if only else ()))
     except subprocess.TimeoutExpired:
         return None, "no GPU: nvidia-smi did not answer within 60 s"
-    lines = (done.stdout + done.stderr).strip().splitlines()
+    except CheckError as error:
+        return None, f"no GPU: {error}"
     rows = [[field.strip() for field in line.split(",")] for line in lines]
-    if done.returncode != 0 or not rows or len(rows[0]) != 4:
+    if status != 0 or not rows or len(rows[0]) != 4:
         return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
-    return Gpu(*rows[0], len(rows), tuple(sorted({row[1] for row in rows}))), ""
+    return Gpu(*rows[0], len(rows), tuple(sorted({row[1] for row in rows})), part), ""
+
+
+def asked(tool, *words):
+    """The exit status of nvidia-smi with these words, and its lines."""
+    done = subprocess.run([tool, *words], capture_output=True, text=True, timeout=60)
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()
+
+
+LISTED = re.compile(r"^(?:GPU \d+:|  (?P<part>MIG \S+)) .*\(UUID: (?P<id>\S+)\)$")
+
+
+def smi_ids(only, listing):
+    """CUDA_VISIBLE_DEVICES in a form that `nvidia-smi --id` takes, and which part of a GPU it names, if
+    any. CUDA takes the first letters of an id, too; nvidia-smi takes whole ones, and none of parts."""
+    found, gpu = {}, ""  # id: GPU that it belongs to, part
+    for match in filter(None, map(LISTED.match, listing)):
+        gpu = gpu if match["part"] else match["id"]
+        found[match["id"]] = gpu, match["part"] or ""
+    ids, part = [], ""
+    for word in only.split(","):
+        id_ = next((each for each in found if each.startswith(word)), word)
+        if id_ not in found and not word.isdigit():
+            raise CheckError(f"CUDA_VISIBLE_DEVICES names {word}, which is not in the list of `nvidia-smi -L`")
+        gpu, its_part = found.get(id_, (word, ""))
+        ids.append(gpu)
+        part = part or its_part
+    return ",".join(dict.fromkeys(ids)), part
 
 
 def in_folders(name, *folders):
@@ -174,6 +204,7 @@ def describe(gpu, python, bundled_commit=""):
     roots = library_roots(python)
     return [
         ("device", f"{gpu.name}, compute capability {gpu.capability}" if gpu else "none"),
+        *([("part of it", gpu.part)] if gpu and gpu.part else []),
         *([("GPUs", f"{gpu.count}")] if gpu and gpu.count > 1 else []),
         *([("compute mode", f"{gpu.mode}: the checks need several processes on a GPU; without MPS they "
             "fail, and `nvidia-smi -c 0` as root sets Default")] if gpu and gpu.mode != "Default" else []),

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from child_processes import started
+from gpu_check import device_copy
 from gpu_check.checks import program, run_metrics
-from gpu_check.machine import ROOT, python_answer, torch_version
+from gpu_check.machine import ROOT, torch_version
 from operation_costs import CostError, measured
 
 STAGE = "01-single-gpu"
@@ -252,53 +253,60 @@ def say_busy_share(section, setup, setting):
 # --- Memory's bandwidth --------------------------------------------------------------------------
 
 FEW_BYTES = 10e6  # an operation that moves less in a step is left out
-COPY = """import torch
-a = torch.empty(2**28, device="cuda")
-b = torch.empty_like(a)
-marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-for _ in range(3):
-    b.copy_(a)
-marks[0].record()
-for _ in range(10):
-    b.copy_(a)
-marks[1].record()
-torch.cuda.synchronize()
-print(json.dumps(10 * 2 * 4 * 2**28 / (1e-3 * marks[0].elapsed_time(marks[1]))))
-"""
+# Their options, and the operations that are shown of a step with them: None for all.
+OPTIMIZERS = (((), None), (("--optimizer", "adamw"), "adam_update"))
 
 
-def bandwidth_rows(samples, copy):
-    """A row for each operation that moves bytes and multiplies little; `copy`: bytes per second of the
-    device's own copy, or None."""
+def bandwidths(samples):
+    """Of each operation that moves bytes and multiplies little: its name, how often it ran, bytes, and
+    seconds; the longest first."""
     moved, seconds, number = collections.Counter(), collections.Counter(), collections.Counter()
     for sample in samples:
         if sample.flops <= sample.bytes:
             moved[sample.name] += sample.bytes
             seconds[sample.name] += sample.seconds
             number[sample.name] += 1
-    return [f"| {name} | {number[name]} | {1e-6 * moved[name]:.0f} | {1e6 * seconds[name]:.0f} | "
-            f"{1e-12 * moved[name] / seconds[name]:.2f} | "
-            + (f"{100 * moved[name] / seconds[name] / copy:.0f} % |" if copy else "- |")
+    return [(name, number[name], moved[name], seconds[name])
             for name in sorted(moved, key=lambda name: -seconds[name])
             if moved[name] >= FEW_BYTES and seconds[name] > 0]
 
 
-def say_bandwidth(section, setup, setting, copy):
-    """What our own kernels reach of memory's bandwidth, in one step with a trace: by the bytes that a
-    simulated device counts for the same operations."""
-    words = ("--model", setting.model, "--lr", 0.01)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            samples = measured(program(STAGE), "cuda:0", words, setting.batch, setting.steps, folder,
-                               setup.environment)
-        except (CostError, OSError, ValueError, KeyError) as error:
-            section.check(f"bandwidth in {setting.name}", str(error))
-            return
-    section.say(f"\nMemory in an eager step of {setting.name}, by events around each operation; the device's own "
-                + (f"copy of 1 GiB: {1e-12 * copy:.2f} TB/s\n" if copy else "copy is unknown without PyTorch\n"))
+def bandwidth_row(name, number, moved, seconds, copy):
+    """`copy`: bytes per second of the device's own copy, or None."""
+    share = f"{100 * moved / seconds / copy:.0f} %" if copy else "-"
+    return (f"| {name} | {number} | {1e-6 * moved:.0f} | {1e6 * seconds:.0f} | "
+            f"{1e-12 * moved / seconds:.2f} | {share} |")
+
+
+def measured_bandwidths(setup, setting):
+    """What our own kernels move in a step with each optimizer, by events around each operation, and by
+    the bytes that a simulated device counts for it."""
+    found = []
+    for words, only in OPTIMIZERS:
+        with tempfile.TemporaryDirectory() as folder:
+            samples = measured(program(STAGE), "cuda:0", ("--model", setting.model, "--lr", 0.01, *words),
+                               setting.batch, setting.steps, folder, setup.environment)
+        found += [each for each in bandwidths(samples) if only in (None, each[0])]
+    return found
+
+
+def say_bandwidth(section, setup, setting):
+    """What our own kernels reach of memory's bandwidth, beside what a copy reaches."""
+    copy, fault = device_copy.measured(setup.environment)
+    try:
+        found = measured_bandwidths(setup, setting)
+    except (CostError, OSError, ValueError, KeyError) as error:
+        section.check(f"bandwidth in {setting.name}", str(error))
+        return
+    section.say(f"\nMemory in an eager step of {setting.name}; the device's own copy of 1 GiB: "
+                + (f"{1e-12 * copy:.2f} TB/s\n" if copy else f"unknown, {fault}\n"))
     section.say("| operation | times | MB | us | TB/s | of a copy |\n|---|---|---|---|---|---|")
-    for row in bandwidth_rows(samples, copy):
-        section.say(row)
+    for each in found:
+        section.say(bandwidth_row(*each, copy))
+    if copy and found:
+        shares = {name: moved / seconds / copy for name, _, moved, seconds in found}
+        last = min(shares, key=shares.get)
+        section.say(f"\nfarthest from a copy: {last}, {100 * shares[last]:.0f} %")
     section.check(f"bandwidth in {setting.name}", "")
 
 
@@ -321,5 +329,4 @@ def bench(section, setup, options):
     section.say()
     for setting in (Setting("seed", 64), Setting("resnet18", 256)):
         say_busy_share(section, setup, setting)
-    copy = python_answer(options.python, COPY) if version else None
-    say_bandwidth(section, setup, Setting("resnet18", 256), copy)
+    say_bandwidth(section, setup, Setting("resnet18", 256))

@@ -104,10 +104,10 @@ def one_line(error):
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def opening(limits):
-    """The opening: parts and the minutes that each may take. `limits`: seconds by part."""
+def opening(limits, device):
+    """The opening: parts and the minutes that each may take there. `limits`: seconds by part."""
     minutes = {part: -(-limit // 60) for part, limit in limits.items()}
-    lines = [f"{len(limits)} parts, at most {-(-sum(limits.values()) // 60)} minutes; "
+    lines = [f"{len(limits)} part{'s' * (len(limits) != 1)} on {device}, at most {-(-sum(limits.values()) // 60)} minutes; "
              "Ctrl-C ends it, and what was found is kept"]
     lines += [f"  {part:<10}at most {minutes[part]:>2} min  {WHAT[part]}" for part in limits]
     return "\n".join(lines)
