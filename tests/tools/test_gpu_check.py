@@ -251,8 +251,8 @@ class TestOnAStandIn(unittest.TestCase):
             self.assertIn("FAILED: kernels.cu.o", text)
 
     def test_software_that_is_missing_leaves_a_file_that_says_so(self):
-        done = call(self.root / "tools/gpu-check", "--out", self.out, "--python", self.bin / "torch",
-                    env={**without_gpu(), "PATH": str(self.bin)})  # which has no compiler
+        done = call(sys.executable, self.root / "tools/gpu-check", "--out", self.out, "--python",
+                    self.bin / "torch", env={**without_gpu(), "PATH": str(self.bin)})  # no compiler
         self.assertEqual(1, done.returncode)
         self.assertEqual(1, done.stderr.count("\n"), done.stderr)
         text = self.out.read_text()
