@@ -147,7 +147,6 @@ def main(options):
         raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
                          "checked; run this where a GPU is (--part build builds for CPU devices)")
     device = f"{gpu.name} {gpu.part}".rstrip() if gpu else "CPU devices"
-    print(results.opening(limits_of(options, gpu), device) + "\n", flush=True)
     rows = []
     file = None  # a build without a GPU gives no result to keep
     if gpu or options.out:
@@ -156,11 +155,12 @@ def main(options):
     try:
         setup, manifest = setup_for(options, gpu)
     except (CheckError, OSError) as error:  # the person here sends the file
-        rows += describe(gpu, options.python)
         if file:
+            rows += describe(gpu, options.python)
             file.add(f"\nNothing was checked: {error}\n")
             print(results.what_to_send(file.path), flush=True)
         raise
+    print(results.opening(limits_of(options, gpu), device) + "\n", flush=True)
     rows += describe(gpu, options.python, manifest.get("commit", ""))
     print("\n".join(f"{name:<14}{value}" for name, value in rows), flush=True)
     return 1 if "failed" in run_parts(options, setup, gpu, reason, file).values() else 0
