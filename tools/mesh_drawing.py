@@ -11,7 +11,7 @@ from step_rows import kind_along
 
 # What a rank sends, as the tables in 07-mesh/README.md have it.
 SENDS = {"data": "gradients", "shard": "parameters, gradients", "tensor": "sums of activations, in the passes",
-         "pipeline": "activations on, their gradients back"}
+         "pipeline": "activations forward, their gradients back"}
 SAMPLES = {"data", "shard"}  # along these they differ
 MOST_DRAWN = 64  # ranks
 MOST_ALONG = (16, 8, 4, 3, 2)  # ranks along an axis: the first that gives few enough
