@@ -16,31 +16,54 @@ def name_of(run):
     return f"{label(run['stage'])}, {summary_table.network(run['metrics'])}"
 
 
+def by_network(runs):
+    """{heading: runs}: only those of one network can be compared."""
+    found = {}
+    for run in runs:
+        found.setdefault(f"network: {summary_table.network(run['metrics'])}", []).append(run)
+    return found
+
+
+def devices_of(runs):
+    """ "cpu devices": what was measured."""
+    kinds = dict.fromkeys(device.partition(":")[0] for run in runs for device in run["metrics"]["devices"])
+    return f"{' and '.join(kinds)} devices"
+
+
 def draw_accuracy(runs):
-    series = {name_of(run): {str(epoch): 100 * value for epoch, value in enumerate(run["metrics"]["accuracy"], 1)}
-              for run in runs}
-    return figure_drawing.lines("Test accuracy after each epoch", series, "epoch", "test accuracy, %")
+    groups = {heading: {label(run["stage"]): {str(epoch): 100 * value for epoch, value
+                                              in enumerate(run["metrics"]["accuracy"], 1)} for run in same}
+              for heading, same in by_network(runs).items()}
+    return figure_drawing.lines("Test accuracy after each epoch", groups, "epoch", "test accuracy, %")
+
+
+def bars(title, runs, rows_of, unit):
+    """A panel for each network, all on one scale."""
+    panels = {heading: [row for run in same for row in rows_of(run)] for heading, same in by_network(runs).items()}
+    most = max(row.bars[0].end for rows in panels.values() for row in rows)
+    return Picture(title, [Panel(heading, rows, most) for heading, rows in panels.items()], {},
+                   f"{unit}, measured ({devices_of(runs)})").svg()
+
+
+def epoch_time(run):
+    seconds, count = run["metrics"]["epoch_seconds"], len(run["metrics"]["devices"])
+    mean = sum(seconds) / len(seconds)
+    return [Row(f"{label(run['stage'])}, {count} device{'s' * (count > 1)}", [Bar(0, mean, f"{mean:.2f}", "forward")])]
 
 
 def draw_epoch_time(runs):
-    rows = []
-    for run in runs:
-        seconds = run["metrics"]["epoch_seconds"]
-        mean = sum(seconds) / len(seconds)
-        rows.append(Row(name_of(run), [Bar(0, mean, f"{mean:.2f}", "forward")]))
-    longest = max(row.bars[0].end for row in rows)
-    return Picture("Time of one epoch", [Panel("", rows, longest)], {}, "seconds of one epoch").svg()
+    return bars("Time of one epoch", runs, epoch_time, "seconds of one epoch")
+
+
+def peak_memory(run):
+    peaks = [peak / 2**20 for peak in run["metrics"]["peak_memory_bytes"]]
+    names = [label(run["stage"]), *[""] * (len(peaks) - 1)]
+    return [Row(name, [Bar(0, peak, f"{device}: {peak:.1f}", "forward")])
+            for name, peak, device in zip(names, peaks, run["metrics"]["devices"])]
 
 
 def draw_memory(runs):
-    rows = []
-    for run in runs:
-        peaks = [peak / 2**20 for peak in run["metrics"]["peak_memory_bytes"]]
-        names = [name_of(run), *[""] * (len(peaks) - 1)]
-        rows += [Row(name, [Bar(0, peak, f"{device}: {peak:.1f}", "forward")])
-                 for name, peak, device in zip(names, peaks, run["metrics"]["devices"])]
-    most = max(row.bars[0].end for row in rows)
-    return Picture("Peak memory of each device", [Panel("", rows, most)], {}, "MiB, the peak of each device").svg()
+    return bars("Peak memory of each device", runs, peak_memory, "MiB, peak memory of a device")
 
 
 def draw_timelines(runs):

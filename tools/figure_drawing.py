@@ -13,6 +13,7 @@ WIDTH, MARGIN = 900, 12
 TEXT, LETTER = 13, 7.4  # of all text: height, and width of a letter in the wider ones of usual fonts
 LINE, BAR, CURVE, SPACE = 22, 24, 56, 5  # heights
 NARROW = 1.5  # a bar is at least so wide
+SLIVER = 4  # the colour of a bar that is narrower cannot be told
 TICKS = 8  # about so many
 ARROWS = 20  # height between two rows, where arrows stand
 
@@ -34,7 +35,8 @@ class Panel:
     rows: list  # step_rows.Row
     end: float
     begin: float = 0.0
-    names: bool = False  # of narrow bars stand below the row, unless the legend has them
+    names: bool = False  # of narrow bars stand below the row, unless the legend has them and the colour can be seen
+    marks: tuple = ()  # bars of which only the names are drawn, below the first row
     arrows: tuple = ()  # moments at which something goes on to the next row, from the last one to the first
 
 
@@ -43,7 +45,7 @@ def style(kinds):
     show pictures do not know."""
     def coloured(ink, paper, pale, line):
         return (f"text{{fill:{ink}}}.paper,.phase{{fill:{paper}}}rect{{stroke:{ink}}}.paper{{stroke:none}}"
-                f".pale{{fill:{pale}}}line{{stroke:{line}}}path:not(.join){{stroke:{ink}}}")
+                f".pale{{fill:{pale}}}line{{stroke:{line}}}.lead{{stroke:{pale}}}path:not(.join){{stroke:{ink}}}")
     fills = "".join(f".{CLASSES[kind]}{{fill:{FILLS[kind][0]}}}text.{CLASSES[kind]}{{fill:{FILLS[kind][1]}}}"
                     for kind in FILLS if kind in kinds)
     return (f"<style>text{{font:{TEXT}px Helvetica,Arial,sans-serif}}.title{{font-weight:bold}}"
@@ -102,6 +104,26 @@ def fits(bar, width):
     return bar.name and width > width_of(bar.name) + 2
 
 
+def apart(found):
+    """Where the middle of each name stands, of ([middles of bars], name) from left to right: near them, and
+    not over another name."""
+    heaps = []  # [where it is wanted, width, names] of names that stand side by side
+    for xs, name in found:
+        heap = [sum(xs) / len(xs), width_of(name) + LETTER, [name]]
+        while heaps and heaps[-1][0] + heaps[-1][1] / 2 > heap[0] - heap[1] / 2:
+            middle, width, names = heaps.pop()
+            count = len(names) + len(heap[2])
+            heap = [(middle * len(names) + heap[0] * len(heap[2])) / count, width + heap[1], names + heap[2]]
+        half = heap[1] / 2
+        heap[0] = min(max(heap[0], MARGIN + half), WIDTH - half)
+        heaps.append(heap)
+    for middle, width, names in heaps:
+        left = middle - width / 2
+        for name in names:
+            yield left + (width_of(name) + LETTER) / 2
+            left += width_of(name) + LETTER
+
+
 @dataclass
 class Groups:
     """The ranks of a mesh, a row for each host, drawn once for each axis: lines join those that send to each other."""
@@ -150,9 +172,11 @@ class Groups:
 class Picture:
     """Panels below each other."""
 
-    def __init__(self, title, panels, kinds, unit="", groups=None):
-        """`kinds`, {kind: name}, are explained above all panels, between which and these `groups` may stand."""
+    def __init__(self, title, panels, kinds, unit="", groups=None, heading=""):
+        """`kinds`, {kind: name}, are explained above all panels, between which and these `groups` may stand; a
+        heading stands beside them."""
         self.title, self.panels, self.legend, self.unit, self.groups = title, panels, kinds, unit, groups
+        self.heading = heading
         names = [row.name for panel in panels for row in panel.rows if not row.curve]
         self.left = MARGIN + max(map(width_of, names), default=0) + 14
         self.scale = (WIDTH - MARGIN - self.left) / max(panel.end - panel.begin for panel in panels)
@@ -173,8 +197,9 @@ class Picture:
     def curve(self, panel, row):
         """An area, as high as the bars' levels."""
         bottom = self.y + CURVE
-        for y, words in ((self.y, row.full), (bottom, "0" if row.full else "")):
-            yield f'<line x1="{number(self.left - 4)}" x2="{WIDTH - MARGIN}" y1="{y}" y2="{y}"/>'
+        top = bottom - CURVE * max(bar.level for bar in row.bars)
+        for y, words in ((top, row.full), (bottom, "0" if row.full else "")):
+            yield f'<line x1="{number(self.left - 4)}" x2="{WIDTH - MARGIN}" y1="{number(y)}" y2="{number(y)}"/>'
             yield text(self.left - 8, y + 4, words, "pale", "end")
         points = [f"M{number(self.x(panel, row.bars[0].begin))} {bottom}"]
         for bar in row.bars:
@@ -197,24 +222,25 @@ class Picture:
         self.y += (CURVE if row.curve else BAR) + SPACE
 
     def names(self, panel, row):
-        """Of the row's narrow bars; those of neighbours in one text. The next row is lower by its height."""
-        found = []  # [first x, last x, names]
-        for bar in row.bars:
+        """Of the row's narrow bars, below them: a line leads from each bar to its name, and names that had no
+        room are moved apart. The next row is lower by their height."""
+        found = []  # of neighbours with one name: [middles of the bars, name]
+        marks = panel.marks if row is panel.rows[0] else ()
+        for bar in sorted([*row.bars, *marks], key=lambda bar: (bar.begin, bar.end)):
             left, right = self.x(panel, bar.begin), self.x(panel, bar.end)
-            if bar.name and bar.name not in self.legend.values() and not fits(bar, right - left):
-                middle = (left + right) / 2
-                if found and middle - found[-1][1] < width_of(found[-1][2] + bar.name) / 2:
-                    found[-1][1] = middle
-                    found[-1][2] += f", {bar.name}" * (bar.name not in found[-1][2].split(", "))
+            told = bar.name in self.legend.values() and right - left > SLIVER
+            if bar.name and not told and not fits(bar, right - left):
+                middle = (left + max(right, left + NARROW)) / 2
+                if found and found[-1][1] == bar.name and middle - found[-1][0][-1] < width_of(bar.name):
+                    found[-1][0].append(middle)
                 else:
-                    found.append([middle, middle, bar.name])
-        for first, last, words in found:
-            half = width_of(words) / 2
-            middle = min(max((first + last) / 2, MARGIN + half), WIDTH - MARGIN - half)
-            for x in {first, last}:
-                yield f'<line x1="{number(x)}" x2="{number(x)}" y1="{self.y + BAR}" y2="{self.y + BAR + 6}"/>'
-            yield text(middle, self.y + BAR + 17, words, "name")
-        self.y += 18 * bool(found)
+                    found.append([[middle], bar.name])
+        for place, (xs, name) in zip(apart(found), found):
+            for x in xs:
+                yield (f'<line class="lead" x1="{number(x)}" x2="{number(place)}" y1="{self.y + BAR}" '
+                       f'y2="{self.y + BAR + 8}"/>')
+            yield text(place, self.y + BAR + 19, name, "name")
+        self.y += 20 * bool(found)
 
     def arrows(self, panel, row):
         """Below a row."""
@@ -223,7 +249,8 @@ class Picture:
             x = self.x(panel, moment)
             yield f'<path class="arrow" d="M{number(x)} {top}v14m-4 -5l4 5l4 -5"/>'
             if row is panel.rows[-1]:
-                yield text(x, top + 30, f"to {next(row.name for row in panel.rows if row.name)}", "pale name")
+                words = f"to {next(row.name for row in panel.rows if row.name)}"
+                yield text(min(x, WIDTH - MARGIN - width_of(words) / 2), top + 30, words, "pale name")
         self.y += ARROWS * bool(row.name) + 16 * (row is panel.rows[-1])
 
     def draw_panel(self, panel):
@@ -258,6 +285,8 @@ class Picture:
         drawn = list(self.draw_groups(self.groups)) if self.groups else []
         lines = drawn + [part for place, kinds_of_line in enumerate(in_lines(self.legend))
                  for part in legend(kinds_of_line, MARGIN + TEXT + LINE * place)]
+        if self.heading:
+            lines.append(text(WIDTH - MARGIN, MARGIN + TEXT, self.heading, anchor="end"))
         for panel in self.panels:
             lines += self.draw_panel(panel)
         lines += self.axis()
@@ -291,11 +320,13 @@ class Column:
 
 
 def columns(title, runs, unit, kept, used):
-    """Memory over a step, side by side on one scale; `kept` and `used` are what the two colours are called."""
+    """Memory over a step, side by side on one scale, below the title; `kept` and `used` are what the two colours
+    are called."""
     most = max(level for run in runs for _, level in run.changes)
-    left, gap, high, top = MARGIN + 34, 18, 200, MARGIN + LINE + LINE * max(len(run.lines) for run in runs) + 6
+    left, gap, high, first = MARGIN + 34, 18, 200, MARGIN + 2 * LINE
+    top = first + LINE * max(len(run.lines) for run in runs) + 6
     wide = (WIDTH - MARGIN - left - gap * (len(runs) - 1)) / len(runs)
-    lines = [*legend({KEPT: kept, MEMORY: used}, MARGIN + TEXT)]
+    lines = [text(MARGIN, MARGIN + TEXT, title, "title"), *legend({KEPT: kept, MEMORY: used}, MARGIN + LINE + TEXT)]
     for value in ticks(0, most):
         y = top + high * (1 - value / most)
         lines += [f'<line x1="{left - 4}" x2="{WIDTH - MARGIN}" y1="{number(y)}" y2="{number(y)}"/>',
@@ -303,7 +334,7 @@ def columns(title, runs, unit, kept, used):
     lines.append(text(MARGIN, top - 10, unit, "pale"))
     for place, run in enumerate(runs):
         x = left + place * (wide + gap)
-        lines += [text(x, MARGIN + LINE + LINE * line + TEXT, words, "title" if line == 0 else "")
+        lines += [text(x, first + LINE * line + TEXT, words, "title" if line == 0 else "")
                   for line, words in enumerate(run.lines)]
         path = [f"M{number(x)} {top + high}"]
         for (_, level), until in zip(run.changes, [*(at for at, _ in run.changes[1:]), 1]):
@@ -319,17 +350,29 @@ def columns(title, runs, unit, kept, used):
 # --- Lines -----------------------------------------------------------------------------------------
 
 LINES = (BLUE, RED, GREEN, ORANGE, PINK, SKY, GREY)
-DASHES = ("", "7 4", "2 3")  # after the last colour, the first one again
+DASHES = ("", "7 4", "2 3", "12 3", "10 3 2 3")
 
 
-def lines(title, series, across, up, least=None):
-    """A line for each of {name: {x: y}}; the x, texts, have equal distances. The axis begins at `least`."""
-    xs = list(dict.fromkeys(x for points in series.values() for x in points))
-    values = [y for points in series.values() for y in points.values()]
+def looks(groups):
+    """(heading, name, colour, dashes) of each line. A group has one colour, and its first line is not dashed; in
+    one without a heading each line has a colour of its own, and after the last colour comes the first one again."""
+    for number, (heading, series) in enumerate(groups.items()):
+        for count, name in enumerate(series):
+            colour, dash = (number, count) if heading else (count, count // len(LINES))
+            yield heading if count == 0 else "", name, LINES[colour % len(LINES)][0], DASHES[dash % len(DASHES)]
+
+
+def lines(title, groups, across, up, least=None):
+    """A line for each of {heading: {name: {x: y}}}; the x, texts, have equal distances. The axis begins at
+    `least`."""
+    series = [points for group in groups.values() for points in group.values()]
+    words = [word for heading, group in groups.items() for word in (heading, *group) if word]
+    xs = list(dict.fromkeys(x for points in series for x in points))
+    values = [y for points in series for y in points.values()]
     bottom, most = min(values) if least is None else least, max(values)
     most = most if most > bottom else bottom + 1
-    left, right = MARGIN + 44, WIDTH - MARGIN - max(map(width_of, series)) - 56
-    top, high = MARGIN + LINE, max(260, LINE * len(series))
+    left, right = MARGIN + 44, WIDTH - MARGIN - max(map(width_of, words)) - 56
+    top, high = MARGIN + LINE, max(260, LINE * len(words))
 
     def place(x, y):
         return left + (xs.index(x) + 0.5) * (right - left) / len(xs), top + high * (most - y) / (most - bottom)
@@ -341,13 +384,17 @@ def lines(title, series, across, up, least=None):
         drawn += [f'<line x1="{left}" x2="{number(right)}" y1="{number(y)}" y2="{number(y)}"/>',
                   text(left - 6, y + 4, f"{value:g}", "pale", "end")]
     drawn += [text(place(x, bottom)[0], top + high + 20, x, "pale name") for x in xs]
-    for count, (name, points) in enumerate(series.items()):
-        (colour, _), dash = LINES[count % len(LINES)], DASHES[count // len(LINES) % len(DASHES)]
+    y = top + 8
+    for (heading, name, colour, dash), points in zip(looks(groups), series):
+        if heading:
+            drawn.append(text(right + 16, y + 4, heading, "title"))
+            y += LINE
         look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash or "none"}"'
-        found, y = [place(x, value) for x, value in points.items()], top + LINE * count + 8
+        found = [place(*point) for point in points.items()]
         joined = " ".join(f"{number(x)},{number(y)}" for x, y in found)
         drawn += [f'<polyline points="{joined}" {look}/>', *(
             f'<circle cx="{number(x)}" cy="{number(y)}" r="3.5" fill="{colour}"/>' for x, y in found),
             f'<polyline points="{number(right + 16)},{y} {number(right + 46)},{y}" {look}/>',
             text(right + 52, y + 4, name)]
+        y += LINE
     return whole(title, top + high + 50, set(), drawn)

@@ -30,6 +30,7 @@ from step_rows import HOST, MEMORY, MESSAGES, OTHER, Bar, Row
 PROFILE = path_of_profile("figures")
 SLOW_CABLE = 1.25e7  # bytes per second: 100 Mbit/s
 TOUCHING = 1e-3  # between two bars that are drawn as one
+MOMENT = 2e-3  # of a step: what ends sooner cannot be seen
 
 
 def named(*kinds):
@@ -68,8 +69,10 @@ class Run:
         return {row.name: row for row in step_plan.rows_of(self.enqueued, step_plan.MEBIBYTES)}
 
     def memory(self):
-        """[ms, bytes in use from then on]"""
-        return self.step["memory"][0]["changes"]
+        """[ms, bytes in use from then on], without moments, as between a layer's free and the next one's gather."""
+        changes = self.step["memory"][0]["changes"]
+        until = [*(at for at, _ in changes[1:]), self.end]
+        return [change for change, end in zip(changes, until) if end - change[0] > MOMENT * self.end]
 
     def kept(self):
         """Bytes that are always in use."""
@@ -78,6 +81,11 @@ class Run:
     def most(self):
         """The most bytes beyond these."""
         return max(used for _, used in self.memory()) - self.kept()
+
+    def messages(self):
+        """[ms, length, operation, range] of each."""
+        [lane] = [lane for lane in self.step["lanes"] if lane["stream"] == "communication"]
+        return [part for part in lane["slices"] if part[1] > 0]
 
 
 def bar_of(bar, **changes):
@@ -116,6 +124,14 @@ def plain(row, name=None):
     return joined(row, lambda bar: bar.name, name)
 
 
+def with_layers(passes, layers, narrow):
+    """Passes as of by_pass(), in which bars that are shorter than `narrow` have the names of their layers."""
+    def name(bar):
+        inside = [layer.name for layer in layers.bars if bar.begin <= layer.begin < bar.end]
+        return ", ".join(inside) if bar.end - bar.begin < narrow and bar.kind in PASSES else bar.name
+    return Row(passes.name, [bar_of(bar, name=name(bar)) for bar in passes.bars])
+
+
 def for_layers(messages, compute):
     """Messages in the middle of a pass, each with the name of the layer that waits for it."""
     def layer(bar):
@@ -146,12 +162,13 @@ def lettered(row, name="messages"):
     return Row(name, [bar_of(bar, kind=MESSAGES, name=letter(bar)) for bar in row.bars])
 
 
-def curve(name, run, most):
+def curve(words, run, most):
     """A row with the height of what is in use beyond what is always kept; `most` bytes fill it."""
     changes, kept = run.memory(), run.kept()
     until = [*(at for at, _ in changes[1:]), run.end]
-    return Row(name, [Bar(at, to, "", MEMORY, level=(used - kept) / most)
-                      for (at, used), to in zip(changes, until) if to > at], curve=True, full=f"{most / 2**20:.1f} MiB")
+    return Row(f"memory of rank 0 beyond {kept / 2**20:.0f} MiB, which are always there; {words}",
+               [Bar(at, to, "", MEMORY, level=(used - kept) / most) for (at, used), to in zip(changes, until)],
+               curve=True, full=f"{run.most() / 2**20:.1f} MiB")
 
 
 # --- Pictures --------------------------------------------------------------------------------------
@@ -182,31 +199,33 @@ def stages(build):
         by_pass(rows["compute"], "rank 0"), plain(rows["communication"], "messages"))
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
-    numbered = [bar_of(bar, name=bar.name if bar.name.startswith("bucket") else str(count))
-                for count, bar in enumerate(rows["communication"].bars, 1)]
-    add("05  SyncBatchNorm: the passes wait for four short messages", run,
-        by_pass(rows["compute"], "rank 0"), Row("messages", numbered))
+    add("05  SyncBatchNorm (another network): the passes wait for four short messages of bn1 and bn2", run,
+        with_layers(by_pass(rows["compute"], "rank 0"), rows["compute"], 0.05 * run.end),
+        for_layers(rows["communication"], rows["compute"]))
     run = Run(build, "06", 1, two_hosts)
     rows = run.rows()
     add("06  FSDP: gather (G) a layer, use it, free it; reduce (R) its gradients", run,
-        without_names(by_pass(rows["compute"], "rank 0")), lettered(rows["communication"]),
-        curve("memory of rank 0: more with each gather, less with each free", run, run.most()))
+        plain(rows["compute"], "rank 0"), lettered(rows["communication"]),
+        curve("at time 0 room for two layers is taken", run, run.most()))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     rows = run.rows()
     add("07  mesh: every message goes along one axis, data (D) or tensor (T)", run,
-        without_names(by_pass(rows["compute"], "rank 0")), lettered(rows["communication"]))
-    return Picture("A training step of each stage", panels, {**BUCKETS, **UPDATE}).svg()
+        plain(rows["compute"], "rank 0"), lettered(rows["communication"]))
+    return Picture("A training step of each stage", panels, {**BUCKETS, **UPDATE},
+                   heading="One scale of time; the same network in all rows but 05").svg()
 
 
 def step_01(build):
     """The host is a step ahead of its device."""
     run = Run(build, "01", 1, launch=5e-5)
     [row] = run.rows().values()
-    moments = [at for at, _, runs_later in run.step["hosts"][0]["enqueued"] if runs_later]
-    host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST)])
+    moments = [at for at, *_ in run.step["hosts"][0]["enqueued"]]
+    host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST),
+                        Bar(max(moments), run.end, "waits until the device has ended this step", PHASE)])
     return Picture("A step of one device, and what its host enqueues meanwhile",
-                   [Panel("", [host, plain(row, "device")], run.end, names=True)],
-                   {HOST: "enqueues", **PASSES, **UPDATE}).svg()
+                   [Panel("The host enqueued this step while the device computed the step before",
+                          [host, plain(row, "device")], run.end, names=True)],
+                   {HOST: "host enqueues", **PASSES, **UPDATE}).svg()
 
 
 def step_02(build):
@@ -226,34 +245,49 @@ def pipeline(build):
         share = 8 / micro_batches  # of the same batch
         rows = [Row(row.name, [bar_of(bar, begin=share * bar.begin, end=share * bar.end) for bar in row.bars])
                 for row in step.rows]
-        panels.append(Panel(f"{schedule}, {micro_batches} micro-batches: {100 * step.formula['value']:.0f} % bubble; "
-                            f"stage 0 keeps the activations of {step.rows[0].predicted_most}", rows, share * step.end))
+        size = "half-size micro-batches" if share < 2 else "micro-batches"
+        panels.append(Panel(f"{schedule}, {micro_batches} micro-batches: {100 * step.formula['value']:.0f} % idle (bubble); "
+                            f"stage 0 keeps the activations of {step.rows[0].predicted_most} {size}",
+                            rows, share * step.end))
     return Picture("A pipeline of four stages: one batch in four and in eight micro-batches", panels, PASSES).svg()
+
+
+def complete(run):
+    """A mark for each bucket: where the last operation has ended that its message waits for."""
+    lanes, found = {tuple(lane["place"]): lane for lane in run.step["lanes"]}, {}
+    for place, lane in lanes.items():
+        for number, (*_, layer) in enumerate(lane["slices"], lane["first"]):
+            for *other, waited in run.enqueued.arguments[place][number].get("after", ()):
+                if layer.startswith("bucket") and tuple(other) in lanes:
+                    before = lanes[tuple(other)]
+                    begin, length, *_ = before["slices"][waited - before["first"]]
+                    found[layer] = max(found.get(layer, 0), begin + length)
+    return [Bar(at, at, name, "backward") for name, at in found.items()]
 
 
 def buckets(build):
     """The same step, with and without overlap."""
     panels = []
     for title, words in (("--no-overlap: messages begin when backward has ended", "--no-overlap"),
-                         ("with overlap: a bucket is sent while backward goes on", "")):
+                         ("with overlap: a bucket is sent when it is complete (below rank 0), and after the bucket before", "")):
         run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 16 --no-broadcast-buffers "
                   f"{words}", SLOW_CABLE)
         rows = run.rows()
         panels.append(Panel(title, [by_block(rows["compute"], "rank 0"), plain(rows["communication"], "messages")],
-                            run.end, names=True))
+                            run.end, names=True, marks=() if words else complete(run)))
     return Picture("A step of stage 04 without overlap, and with it", panels, {**BUCKETS, **UPDATE}).svg()
 
 
 def ring(build):
     """What each rank sends, and adds. A part keeps its colour: each rank passes on what it has got."""
     run = Run(build, "04", 4, f"--all-reduce ring {EQUAL_LAYERS} --bucket-mb 1000")
-    [lane] = [lane for lane in run.step["lanes"] if lane["stream"] == "communication"]
-    bars = [bar for bar, _ in step_rows.lane_bars(lane["slices"], step_rows.operations_of) if bar.end > bar.begin]
+    bars = [bar for bar, _ in step_rows.lane_bars(run.messages(), step_rows.operations_of)]
     first = bars[0].begin
     for bar in bars:
         bar.begin, bar.end = bar.begin - first, bar.end - first
     phases = [Bar(min(bar.begin for bar in half), max(bar.end for bar in half), name, PHASE)
-              for name, half in (("reduce-scatter: send, then add", bars[:6]), ("all-gather: send", bars[6:]))]
+              for name, half in (("reduce-scatter: send a part (A to D), add what came (+)", bars[:6]),
+                                ("all-gather: send; then all have all sums", bars[6:]))]
     rows = [Row("", phases), *(Row(f"rank {rank}", []) for rank in range(4))]
     passed = list(PARTS)
     for bar in bars:
@@ -264,7 +298,7 @@ def ring(build):
         for row, part in zip(rows[1:], drawn):
             row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
     arrived = tuple(bar.end for bar in bars if bar.kind == MESSAGES)
-    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end, arrows=arrived[:-1])],
+    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end, arrows=arrived)],
                    named(*PARTS)).svg()
 
 
@@ -283,12 +317,15 @@ def sharded_step(build):
     runs = [Run(build, "06", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 128 --prefetch {prefetch}")
             for prefetch in (0, 1)]
     most = max(run.most() for run in runs)
-    for prefetch, run in enumerate(runs):
-        rows = run.rows()
-        panels.append(Panel(f"--prefetch {prefetch}", [
-            plain(rows["compute"], "rank 0"),
-            Row("messages", [bar_of(bar, name="") for bar in by_purpose(rows["communication"]).bars]),
-            curve("memory of rank 0 beyond what is always kept", run, most)], run.end, names=True))
+    for run, title in zip(runs, ("--prefetch 0: a layer is gathered when the passes need it",
+                                 "--prefetch 1: a layer is gathered while the layer before computes")):
+        messages = []
+        for begin, length, _, words in run.messages():
+            purpose, _, layer = words.partition(" ")
+            messages.append(Bar(begin, begin + length, layer, purpose or MESSAGES))
+        panels.append(Panel(title, [plain(run.rows()["compute"], "rank 0"), Row("messages", messages),
+                                    curve("gathered layers, and gradients until they are reduced", run, most)],
+                            run.end, names=True))
     return Picture("A step of stage 06 without gathering ahead, and with it", panels,
                    {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", **UPDATE}).svg()
 
@@ -302,8 +339,8 @@ def sharded_memory(build):
         changes = [(at / run.end, used / 2**20) for at, used in run.memory()]
         kept, peak = run.kept() / 2**20, (run.kept() + run.most()) / 2**20
         runs.append(Column([name, f"kept {kept:.0f}, peak {peak:.0f} MiB"], changes, kept))
-    return columns("Memory of a rank over a step, sharded in four ways", runs, "MiB", "always there",
-                   "during a step")
+    return columns("Memory of one of four ranks over a step, sharded in four ways", runs, "MiB",
+                   "always there (activations, too)", "during a step")
 
 
 def groups(of_mesh):
@@ -313,16 +350,25 @@ def groups(of_mesh):
         for axis in reversed(of_mesh.long_axes())})
 
 
+def mesh_letter(bar, end):
+    """G of "gather fc1", R of "reduce fc1"; the last messages are the loss's sum."""
+    purpose = bar.name.partition(" ")[0]
+    if purpose in PURPOSES:
+        return purpose[0].upper()
+    return "loss" if bar.begin > 0.9 * end else ""
+
+
 def mesh(build):
     """Whom each message goes to."""
-    run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 512 --mesh data=2,shard=2,tensor=2")
+    run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 320 --mesh data=2,shard=2,tensor=2")
     rows, of_mesh = run.rows(), Mesh.of(run.enqueued.metrics["mesh"])
-    lanes = [by_pass(rows["compute"], "rank 0")]
+    lanes = [plain(rows["compute"], "rank 0")]
     for axis in reversed(of_mesh.long_axes()):
-        lanes.append(Row(f"along {axis}", [bar_of(bar, name=bar.name.partition(" ")[0].removeprefix("along"))
-                                           for bar in rows["communication"].bars if bar.along == axis]))
+        bars = [bar for bar in rows["communication"].bars if bar.along == axis]
+        lanes.append(Row(f"along {axis}", [bar_of(bar, name=mesh_letter(bar, run.end)) for bar in bars]))
     return Picture("The groups of a mesh of eight ranks, and a step of one",
-                   [Panel("A step of rank 0", lanes, run.end)], {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
+                   [Panel("A step of rank 0: layers are gathered (G), gradients reduced (R); the passes wait for tensor", lanes, run.end, names=True)],
+                   {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
 
 
 # File in docs/figures, without its ending: what draws it.

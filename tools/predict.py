@@ -344,7 +344,7 @@ def draw(sweep, kind, path):
     series = {name: points for name, points in series.items() if points}
     across, up = ("devices", "efficiency, %") if kind == "devices" else ("link between hosts", "ms per step")
     if series:
-        write_whole(path, figure_drawing.lines(f"{up}, by {across}", series, across, up, least=0))
+        write_whole(path, figure_drawing.lines(f"{up}, by {across}", {"": series}, across, up, least=0))
 
 
 # --- Main -----------------------------------------------------------------------------------------

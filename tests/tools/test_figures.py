@@ -103,6 +103,36 @@ class TestDrawing(unittest.TestCase):
             self.assertEqual(names, "bucket 0" in drawn)
             self.assertEqual(1, drawn.count("update"))  # the legend's
 
+    def test_each_name_below_a_row_has_its_own_place_and_a_line_from_each_bar(self):
+        names = ("bn2", "fc1", "fc2", "fc2", "fc1")
+        row = Row("x", [Bar(1 + place / 100, 1 + place / 100 + 0.01, name, "forward") for place, name in enumerate(names)])
+        drawn = Picture("", [Panel("", [row], 10, names=True, marks=[Bar(1.05, 1.05, "bucket 0", "backward")])], {}).svg()
+        found = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="name">(bn2|fc1|fc2|bucket 0)<', drawn)
+        self.assertEqual(["bn2", "fc1", "fc2", "fc1", "bucket 0"], [name for _, name in found])
+        for (left, one), (right, other) in zip(found, found[1:]):
+            self.assertGreaterEqual(float(right) - float(left), figure_drawing.width_of(one + other) / 2)
+        self.assertEqual(6, drawn.count('class="lead"'))
+        self.assertEqual(5, len(self.bars(drawn)))  # a mark is none
+
+    def test_a_sliver_is_named_though_the_legend_has_its_name(self):
+        row = Row("x", [Bar(0, 9.99, "F0", "forward"), Bar(9.99, 10, "update", OTHER)])
+        self.assertEqual(2, Picture("", [Panel("", [row], 10, names=True)], {OTHER: "update"}).svg().count(">update<"))
+
+    def test_a_curve_has_its_line_where_it_is_highest(self):
+        for level, height in ((1, figure_drawing.CURVE), (0.5, figure_drawing.CURVE / 2)):
+            row = Row("memory", [Bar(0, 1, "", MEMORY, level=level)], curve=True, full="2.5 MiB")
+            drawn = Picture("", [Panel("", [row], 1)], {}).svg()
+            top, bottom, *_ = [float(y) for y in re.findall(r'<line [^>]*y1="([\d.]+)"', drawn)]
+            self.assertEqual(height, bottom - top)
+
+    def test_lines_of_a_group_have_one_colour_and_one_is_not_dashed(self):
+        groups = {"a": {"one": {}, "two": {}}, "b": {"one": {}, "three": {}}}
+        (_, _, first, solid), (_, _, second, dashed), (heading, _, other, again), _ = figure_drawing.looks(groups)
+        self.assertEqual((first, "", "b", ""), (second, solid, heading, again))
+        self.assertNotEqual(("", first), (dashed, other))
+        alone = [*figure_drawing.looks({"": {"one": {}, "two": {}}})]
+        self.assertEqual((["", ""], 2), ([dash for *_, dash in alone], len({colour for _, _, colour, _ in alone})))
+
     def test_arrows_lead_from_the_last_row_to_the_first(self):
         rows = [Row(name, [Bar(0, 1, "", MESSAGES)]) for name in ("rank 0", "rank 1")]
         drawn = Picture("", [Panel("", rows, 1, arrows=(0.25, 0.5))], {}).svg()
