@@ -25,8 +25,8 @@ def by_network(runs):
 
 
 def devices_of(runs):
-    """ "cpu devices": what was measured."""
-    kinds = dict.fromkeys(device.partition(":")[0] for run in runs for device in run["metrics"]["devices"])
+    """ "CPU devices": what was measured."""
+    kinds = dict.fromkeys(device.partition(":")[0].upper() for run in runs for device in run["metrics"]["devices"])
     return f"{' and '.join(kinds)} devices"
 
 

@@ -329,6 +329,10 @@ class TestFigures(Sandbox):
         self.assertIn("05-syncbn-checkpoint", drawn[0]["timelines.svg"])
         self.assertIn(">2.50</text>", drawn[0]["epoch-time.svg"])
         self.assertIn(">cpu:1: 1.0</text>", drawn[0]["memory.svg"])
+        for name, file in drawn[0].items():
+            count = 0 if name == "timelines.svg" else 1
+            self.assertEqual([count, count], [file.count(f">network: {words}<") for words in ("seed-bn", "mlp, adamw")])
+        self.assertIn("measured (CPU devices)", drawn[0]["memory.svg"])
 
     def test_runs_that_trained_nothing_are_not_drawn(self):
         results = {"runs": [{"stage": "x", "metrics": None},
