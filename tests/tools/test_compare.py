@@ -331,7 +331,7 @@ class TestFigures(Sandbox):
         self.assertIn(">cpu:1: 1.0</text>", drawn[0]["memory.svg"])
         for name, file in drawn[0].items():
             count = 0 if name == "timelines.svg" else 1
-            self.assertEqual([count, count], [file.count(f">network: {words}<") for words in ("seed-bn", "mlp, adamw")])
+            self.assertEqual([count, count], [file.count(f">network: {words}<") for words in ("seed", "seed-bn")])
         self.assertIn("measured (CPU devices)", drawn[0]["memory.svg"])
 
     def test_runs_that_trained_nothing_are_not_drawn(self):
