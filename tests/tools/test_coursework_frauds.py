@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import subprocess
 import sys
 import tarfile
 import time
@@ -84,8 +85,11 @@ class TestAssembler(unittest.TestCase):
     def test_its_errors_are_a_tasks_and_end_no_grading(self):
         own = mock.Mock(spec=grader.Grader, messages=lambda pattern, output: [])
         own.in_submission = lambda task, verdict: verdict
-        for place in ("/tmp/ccXYZ.s", "{standard input}"):
-            said = f"FAILED: a.o\n{place}: Assembler messages:\n{place}:12: Error: file not found: ../solutions/02.1.o"
+        written = subprocess.run(["g++", "-x", "c++", "-c", "-", "-o", "/dev/null"], capture_output=True, text=True,
+                                 input='void f() {\n  asm(".incbin \\"../solutions/02.1.o\\"");\n}\n')
+        form = "{place}: Assembler messages:\n{place}:12: Error: file not found: ../solutions/02.1.o"
+        forms = [form.format(place=place) for place in ("/tmp/ccXYZ.s", "../source/a.cpp", "{standard input}")]
+        for said in [f"FAILED: a.o\n{words}" for words in (written.stderr, *forms)]:
             verdict = grader.Grader.does_not_compile(own, tasks.Task(**{**ROW, "symbols": ("first",)}), said)
             self.assertEqual(("compile", "file not found: ../solutions/02.1.o"), (verdict.how, verdict.text))
 

@@ -38,8 +38,8 @@ REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in inst
 UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
 # Where no source is compiled that a student may have written, they need not be there for the compiler.
 SECRET = (SOLUTIONS, tree.HIDDEN)
-# The assembler says no column.
-ASSEMBLER = re.compile(r"^(?:\{standard input\}|\S+\.s):\d+: Error: (?P<text>.*)$", re.MULTILINE)
+# The assembler names no column; its file is that of the lines, or what it reads.
+ASSEMBLER = re.compile(r"^[^\n:]+:\d+: Error: (?P<text>.*)$", re.MULTILINE)
 # The compiler took more than it may.
 EXHAUSTED = re.compile(r"^.*(?:signal terminated program|out of memory allocating|virtual memory exhausted).*",
                        re.MULTILINE)
