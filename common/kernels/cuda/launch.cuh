@@ -115,7 +115,7 @@ struct StretchBody {
   const Stretch* stretch = marked.stretches;
   int64_t end = 0;
   bool updates = false;
-  decltype(bodies::prepared_for(body, 0)) run;
+  decltype(bodies::prepared_for(body, 0)) run{};
 
   __device__ __forceinline__ void move_to(int64_t i) {
     if (i < end) return;
@@ -482,7 +482,7 @@ struct Launch {
   static void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features,
                            Body body) {
     CudaStream& s = cuda_stream(stream);
-    s.enqueue(op, [&](cudaStream_t raw) {
+    s.enqueue(op, [&](cudaStream_t) {
       constexpr int kSize = kPackSize<typename Body::Arrays>;
       if (rows_are_packs<kSize>(rows, features, body)) {
         launch_row_packs<uint32_t, kSize>(s, rows, features, body);
