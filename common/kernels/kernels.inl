@@ -187,22 +187,15 @@ class BodyKernels : public Kernels {
 
   void batch_norm_backward_sums(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                 const Tensor& weight, const Tensor& bias, bool relu,
-                                const Tensor& sums) override {
+                                const Tensor& sums, const Tensor& dweight,
+                                const Tensor& dbias) override {
     const auto launch = [&](auto with_relu) {
-      Launch::reduce_rows(
-          s, "batch_norm_backward_sums", rows_of(x), channels_of(x),
-          bodies::BatchNormBackwardSums<with_relu.value>{affine_of(s, norm, weight, bias), x.on(s),
-                                                         dy.on(s), channels_of(x), sums.on(s)});
+      Launch::reduce_rows(s, "batch_norm_backward_sums", rows_of(x), channels_of(x),
+                          bodies::BatchNormBackwardSums<with_relu.value>{
+                              affine_of(s, norm, weight, bias), x.on(s), dy.on(s), channels_of(x),
+                              sums.on(s), dweight.on(s), dbias.on(s)});
     };
     relu ? launch(std::true_type()) : launch(std::false_type());
-  }
-
-  void batch_norm_backward_parameters(Stream s, const Tensor& norm, const Tensor& sums,
-                                      const Tensor& dweight, const Tensor& dbias) override {
-    const int64_t channels = dweight.elements();
-    Launch::for_each(s, "batch_norm_backward_parameters", channels,
-                     bodies::BatchNormBackwardParameters{norm.on(s), sums.on(s), channels,
-                                                         dweight.on(s), dbias.on(s)});
   }
 
   void batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,

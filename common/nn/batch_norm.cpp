@@ -70,10 +70,10 @@ Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
   const Stream stream = context.stream();
 
   Tensor sums = context.empty({2, channels_});
-  kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums);
   // Parameters take the local sums: these are added up later, when gradients are averaged over
   // devices.
-  kernels.batch_norm_backward_parameters(stream, norm, sums, weight_.grad, bias_.grad);
+  kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums,
+                                   weight_.grad, bias_.grad);
   gradient_written(bias_, context);
   gradient_written(weight_, context);
   if (whole_) whole_->merge_sums(sums, *this, context);

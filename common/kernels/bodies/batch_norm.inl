@@ -123,12 +123,15 @@ struct BatchNorm : BatchNormAffine {
   }
 };
 
+/// The sums, and from them the gradients of weight and bias, which add up.
 template <bool kRelu>
 struct BatchNormBackwardSums : BatchNormAffine {
   const Real* x;
   const Real* dy;
   int64_t channels;
   Real* sums;  // [2, channels]
+  Real* dweight;
+  Real* dbias;
   using Arrays = Members<&BatchNormBackwardSums::x, &BatchNormBackwardSums::dy>;
   LOCKSTEP_BODY Terms terms(int64_t i, int64_t c) const {
     const Real whole = dy[i];  // read whether needed or not: a load does not wait for another
@@ -138,18 +141,7 @@ struct BatchNormBackwardSums : BatchNormAffine {
   LOCKSTEP_BODY void finish(int64_t c, double sum_dy, double sum_dy_xmu) const {
     sums[c] = Real(sum_dy);
     sums[channels + c] = Real(sum_dy_xmu);
-  }
-};
-
-/// One call per channel.
-struct BatchNormBackwardParameters {
-  const Real* norm;
-  const Real* sums;
-  int64_t channels;
-  Real* dweight;
-  Real* dbias;
-  LOCKSTEP_BODY void operator()(int64_t c) const {
-    dweight[c] += sums[channels + c] * norm[channels + c];
+    dweight[c] += sums[channels + c] * invstd[c];
     dbias[c] += sums[c];
   }
 };

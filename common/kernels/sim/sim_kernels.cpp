@@ -153,13 +153,10 @@ class SimKernels final : public Kernels {
     pass(s, "batch_norm", x, norm, weight, bias, skip, y);
   }
   void batch_norm_backward_sums(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
-                                const Tensor& weight, const Tensor& bias, bool,
-                                const Tensor& sums) override {
-    pass(s, "batch_norm_backward_sums", x, dy, norm, weight, bias, sums);
-  }
-  void batch_norm_backward_parameters(Stream s, const Tensor& norm, const Tensor& sums,
-                                      const Tensor& dweight, const Tensor& dbias) override {
-    pass(s, "batch_norm_backward_parameters", norm, sums, dweight, dweight, dbias, dbias);
+                                const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,
+                                const Tensor& dweight, const Tensor& dbias) override {
+    pass(s, "batch_norm_backward_sums", x, dy, norm, weight, bias, sums, dweight, dweight, dbias,
+         dbias);
   }
   void batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                  const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,

@@ -109,8 +109,7 @@ TEST_CASE("Backward of batch normalisation is the textbook's", "[kernels][row12]
   Kernels& kernels = d.kernels();
   kernels.batch_norm_statistics(d.stream, input, statistics);
   kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), 0, dbias, dbias, norm);
-  kernels.batch_norm_backward_sums(d.stream, input, slope, norm, w, b, relu, sums);
-  kernels.batch_norm_backward_parameters(d.stream, norm, sums, dweight, dbias);
+  kernels.batch_norm_backward_sums(d.stream, input, slope, norm, w, b, relu, sums, dweight, dbias);
   kernels.batch_norm_backward_input(d.stream, input, slope, norm, w, b, relu, sums, dx);
 
   Doubles expected_dx(x.size()), expected_sums(2 * channels);
