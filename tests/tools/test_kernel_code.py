@@ -31,7 +31,7 @@ DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a multiprocessor holds
 MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
-    "reduce_rows_kernel": 64,  # four blocks are enough, as each thread loads several rows at once
+    "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
     "BatchNormMerge": 64,  # a thread per channel: few

@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split at, Body bo
 // depends on the shape alone: the sums are the same in every run, and on every GPU.
 
 constexpr int64_t kTile = 32;
-constexpr int kSumBlocks = 4;         // per multiprocessor, side by side
+constexpr int kSumBlocks = 3;         // per multiprocessor, side by side: 80 registers a thread
 constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
 static_assert(kMostBlocks <= CudaStream::kBlockCounters);
 
