@@ -32,6 +32,9 @@ REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a 
 MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
+    "4, DropoutMask": 40,  # four numbers at random
+    "NormalizeImage": 48,  # 16 pixels
+    "1, BatchNormBackwardInput<true>": 40,
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
     "BatchNormMerge": 64,  # a thread per channel: few
@@ -103,7 +106,7 @@ CONDITIONAL_LOADS = {
 
 # Where doubles are added, with the most in one pass of the loop.
 DOUBLE_ARITHMETIC = {
-    "reduce_rows_kernel": 2,  # the two sums of eight rows, added in float before
+    "reduce_rows_kernel": 8,  # two sums of four channels, of rows added in float before
     "BatchNormMerge": 100,  # a thread per channel: few, and digits would be lost
 }
 

@@ -65,10 +65,12 @@ static_assert(Divisor<uint32_t>(1).quotient(0x7fffffff) == 0x7fffffff);
 static_assert(Divisor<uint32_t>(7).quotient(0x7fffffff) == 0x7fffffff / 7);
 static_assert(Divisor<uint32_t>(64).quotient(64 * 33 - 1) == 32);
 
-/// visit(i) for i in [0, n), over all threads of the grid.
+/// visit(i) for i in [0, n), over all threads of the grid. Unrolled, the loop would begin with a
+/// division: how often it runs.
 template <class Index, class Visit>
 __device__ __forceinline__ void grid_stride(Index n, Visit visit) {
   const Index stride = Index(gridDim.x) * blockDim.x;
+#pragma unroll 1
   for (Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) visit(i);
 }
 
@@ -409,9 +411,11 @@ __global__ void __launch_bounds__(kBlock, kSumBlocks)
   if (gridDim.y > 1) {
     if (has_result) partial[blockIdx.y * channels + tile + thread] = all[thread];
     if (!is_last_block(block_counters + blockIdx.x)) return;
-    const int64_t c = tile + thread % width;
+    // thread / width, its rest, and how many lines there are now, without a division.
+    const unsigned block_line = threadIdx.y / kSize, block_lines = blockDim.y / kSize;
+    const int64_t c = tile + threadIdx.y % kSize * blockDim.x + threadIdx.x;
     const auto of_blocks = sum_strided<1>(
-        thread / width, c < channels ? gridDim.y : 0, kBlock / width,
+        block_line, c < channels ? gridDim.y : 0, block_lines,
         [&](int64_t block) { return Pack<ColumnSums, 1>{partial[block * channels + c]}; });
     all[thread] = of_blocks.values[0];
     add_lines(all, width, kBlock);
