@@ -95,14 +95,14 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
 // --- Kernels of element-wise bodies -------------------------------------------------------------
 
 template <class Body>
-__global__ void __launch_bounds__(kBlock) each_kernel(Split at, Body body) {
+__global__ void __launch_bounds__(kBlock) each_kernel(Split<Body> at, Body body) {
   if constexpr (requires { body.enabled(); }) {
     if (!body.enabled()) return;
   }
   const auto run = bodies::prepared(body);
-  if constexpr (requires { typename Body::Arrays; }) {
+  if constexpr (kPackSize<Body> > 1) {
     grid_stride(at.packs, [&](int64_t pack) {
-      each_of_pack(run, at, pack, [](const auto& here, int k) { here(k); });
+      each_of_pack(run, at.first_of(pack), [](const auto& here, int k) { here(k); });
     });
   }
   grid_stride(at.alone(), [&](int64_t k) { run(at.element(k)); });
@@ -117,7 +117,7 @@ struct StretchBody {
   const Stretch* stretch = marked.stretches;
   int64_t end = 0;
   bool updates = false;
-  decltype(bodies::prepared_for(body, 0)) run{};
+  decltype(bodies::prepared_for(body, 0)) run = body;  // what stretches share stays where it is
 
   __device__ __forceinline__ void move_to(int64_t i) {
     if (i < end) return;
@@ -135,17 +135,17 @@ struct StretchBody {
 /// A pack in which a stretch ends is taken element by element.
 template <class Body>
 __global__ void __launch_bounds__(kBlock)
-    each_marked_kernel(Split at, bodies::Marked marked, Body body) {
+    each_marked_kernel(Split<Body> at, bodies::Marked marked, Body body) {
   if (!body.enabled()) return;
   StretchBody<Body> in_packs{marked, body}, alone{marked, body};
   grid_stride(at.packs, [&](int64_t pack) {
-    const int64_t first = at.head + pack * at.size;
+    const int64_t first = at.first_of(pack), end = at.first_of(pack + 1);
     in_packs.move_to(first);
-    if (first + at.size > in_packs.end) {
+    if (end > in_packs.end) {
 #pragma unroll 1
-      for (int k = 0; k < at.size; ++k) in_packs(first + k);
+      for (int64_t i = first; i < end; ++i) in_packs(i);
     } else if (in_packs.updates) {
-      each_of_pack(in_packs.run, at, pack, [](const auto& here, int k) { here(k); });
+      each_of_pack(in_packs.run, first, [](const auto& here, int k) { here(k); });
     }
   });
   grid_stride(at.alone(), [&](int64_t k) { alone(at.element(k)); });
@@ -259,13 +259,13 @@ __global__ void __launch_bounds__(kBlock) each_team_kernel(int64_t rows, Body bo
 }
 
 template <class Body>
-__global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split at, Body body) {
+__global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split<Body> at, Body body) {
   bool found = false;
   const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   const auto found_in_pack = [&](int64_t pack) {
     bool any = false;
-    each_of_pack(body, at, pack, [&](const Body& here, int k) { any |= here.found(k); });
+    each_of_pack(body, at.first_of(pack), [&](const Body& here, int k) { any |= here.found(k); });
     return any;
   };
   load_ahead(first, at.packs, step, found_in_pack, [&](bool it) { found |= it; });
@@ -487,7 +487,7 @@ struct Launch {
                            Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t) {
-      constexpr int kSize = kPackSize<typename Body::Arrays>;
+      constexpr int kSize = kPackSize<Body>;
       if (rows_are_packs<kSize>(rows, features, body)) {
         launch_row_packs<uint32_t, kSize>(s, rows, features, body);
       } else {
@@ -535,7 +535,7 @@ struct Launch {
                           Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t) {
-      constexpr int kSize = kPackSize<typename Body::Arrays>;
+      constexpr int kSize = kPackSize<Body>;
       if (channels % kSize != 0) {
         launch_reduction<1, true>(s, rows, channels, body);
       } else if (packs_begin_at<kSize>(0, body, typename Body::Arrays())) {

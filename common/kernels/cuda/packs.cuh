@@ -34,13 +34,16 @@ T& element_of(T* Body::*);
 template <auto member>
 using ElementOf = std::remove_reference_t<decltype(element_of(member))>;
 
-/// Elements of a pack: as many of the narrowest array fill 16 bytes.
+/// Elements of a pack: as many of the narrowest array fill 16 bytes. 1 for a body without `Arrays`.
 template <auto... member>
 constexpr int pack_size(Members<member...>) {
   return std::max({1, kWidest / int(sizeof(ElementOf<member>))...});
 }
-template <class Arrays>
-constexpr int kPackSize = pack_size(Arrays());
+template <class Body>
+constexpr int kPackSize = 1;
+template <class Body>
+  requires requires { typename Body::Arrays; }
+constexpr int kPackSize<Body> = pack_size(typename Body::Arrays());
 
 template <class Pack, class T>
 __host__ __device__ inline bool may_begin_at(const T* place) {
@@ -91,37 +94,39 @@ __device__ __forceinline__ void with_packs(Members<first, rest...>, Body& body, 
 
 /// The elements of flat arrays. These may begin anywhere, if all of them do so at the same distance
 /// from where a pack may begin: then `head` elements come first, then packs, and the last elements.
+template <class Body>
 struct Split {
+  static constexpr int kSize = kPackSize<Body>;
   int64_t n, head, packs;
-  int size;  // of a pack
-  __host__ __device__ int64_t alone() const { return n - packs * size; }
+  __host__ __device__ int64_t alone() const { return n - packs * kSize; }
   /// The number of the k-th element that is in no pack.
-  __device__ int64_t element(int64_t k) const { return k < head ? k : k + packs * size; }
+  __device__ int64_t element(int64_t k) const { return k < head ? k : k + packs * kSize; }
+  /// The number of a pack's first element.
+  __device__ int64_t first_of(int64_t pack) const { return head + pack * kSize; }
 };
 
 template <class Body>
-Split split(int64_t n, const Body& body) {
-  if constexpr (requires { typename Body::Arrays; }) {
-    constexpr int kSize = kPackSize<typename Body::Arrays>;
+Split<Body> split(int64_t n, const Body& body) {
+  constexpr int kSize = kPackSize<Body>;
+  if constexpr (kSize > 1) {
     for (int64_t head = 0; head < kSize && head + kSize <= n; ++head) {
       if (packs_begin_at<kSize>(head, body, typename Body::Arrays())) {
-        return {n, head, (n - head) / kSize, kSize};
+        return {n, head, (n - head) / kSize};
       }
     }
   }
-  return {n, n, 0, 1};
+  return {n, n, 0};
 }
 
-/// call(body, k) for the elements of the pack of number `pack`, which are numbers k of the body's
-/// arrays then.
+/// call(body, k) for the elements of the pack that begins at element i. They are numbers k of the
+/// body's arrays then.
 template <class Body, class Call>
-__device__ __forceinline__ void each_of_pack(Body body, const Split& at, int64_t pack, Call call) {
-  constexpr int kSize = kPackSize<typename Body::Arrays>;
-  const auto use = [&](const Body& here) {
+__device__ __forceinline__ void each_of_pack(Body body, int64_t i, Call call) {
+  constexpr int kSize = kPackSize<Body>;
+  with_packs<kSize, true>(typename Body::Arrays(), body, i, [&](const Body& here) {
     LOCKSTEP_UNROLL
     for (int k = 0; k < kSize; ++k) call(here, k);
-  };
-  with_packs<kSize, true>(typename Body::Arrays(), body, at.head + pack * kSize, use);
+  });
 }
 
 // --- Rows ---------------------------------------------------------------------------------------
