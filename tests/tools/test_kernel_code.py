@@ -1,9 +1,10 @@
 """The machine code of the GPU's kernels holds what their speed rests on (common/kernels/cuda).
 
 The kernels are compiled by the real nvcc and disassembled, which needs no GPU. Nothing here is a
-time: it is what can be known without one. An instruction that moves 16 bytes takes as long as one for 4.
-Loads that are on their way together hide how long memory takes to answer. Registers decide how many threads a multiprocessor holds. Local memory is as far
-away as all memory. Most GPUs add doubles at a 32nd or 64th of the speed of floats.
+time: it is what can be known without one. An instruction that moves 16 bytes takes as long as one
+for 4. Loads that are on their way together hide how long memory takes to answer. Registers decide
+how many threads a multiprocessor holds. Local memory is as far away as all memory. Most GPUs add
+doubles at a 32nd or 64th of the speed of floats.
 """
 
 import os
@@ -133,8 +134,8 @@ def row_loop(kernel):
 def width_faults(kernel):
     """What is wrong with the widths of a kernel's loads and stores."""
     if kernel.name not in WIDE:
-        return [] if planned(SINGLE, kernel) else ["neither among those with wide loads and stores, nor among "
-                                                   "those without"]
+        return [] if planned(SINGLE, kernel) else [
+            "neither among those with wide loads and stores, nor among those without"]
     found = tuple(sum(each.name == name and ".128" in each.opcode for each in kernel.code)
                   for name in ("LDG", "STG"))
     least = WIDE[kernel.name]
@@ -154,7 +155,8 @@ def faults_of(kernel):
     if constant:
         faults.append(f"a load that may miss what the same kernel writes: {constant}")
     return [f"{kernel.name}: {fault}"
-            for fault in faults + width_faults(kernel) + faults_of_loads(kernel) + faults_of_arithmetic(kernel)]
+            for fault in [*faults, *width_faults(kernel), *faults_of_loads(kernel),
+                          *faults_of_arithmetic(kernel)]]
 
 
 def faults_of_loads(kernel):

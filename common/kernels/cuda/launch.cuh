@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBlock) each_kernel(Split<Body> at, Body body)
     if (!body.enabled()) return;
   }
   const auto run = bodies::prepared(body);
-  if constexpr (kPackSize<Body> > 1) {
+  if constexpr (Split<Body>::kSize > 1) {
     grid_stride(at.packs, [&](int64_t pack) {
       each_of_pack(run, at.first_of(pack), [](const auto& here, int k) { here(k); });
     });
@@ -117,7 +117,9 @@ struct StretchBody {
   const Stretch* stretch = marked.stretches;
   int64_t end = 0;
   bool updates = false;
-  decltype(bodies::prepared_for(body, 0)) run = body;  // what stretches share stays where it is
+  // A copy of the body from the start: so the compiler sees that only what prepared() sets differs
+  // between stretches, and keeps no registers for the rest.
+  decltype(bodies::prepared_for(body, 0)) run = body;
 
   __device__ __forceinline__ void move_to(int64_t i) {
     if (i < end) return;

@@ -40,10 +40,13 @@ constexpr int pack_size(Members<member...>) {
   return std::max({1, kWidest / int(sizeof(ElementOf<member>))...});
 }
 template <class Body>
-constexpr int kPackSize = 1;
-template <class Body>
-  requires requires { typename Body::Arrays; }
-constexpr int kPackSize<Body> = pack_size(typename Body::Arrays());
+constexpr int kPackSize = [] {
+  if constexpr (requires { typename Body::Arrays; }) {
+    return pack_size(typename Body::Arrays());
+  } else {
+    return 1;
+  }
+}();
 
 template <class Pack, class T>
 __host__ __device__ inline bool may_begin_at(const T* place) {
