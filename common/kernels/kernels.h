@@ -92,6 +92,10 @@ class Kernels {
   virtual void batch_norm_prepare(Stream, const Tensor& statistics, Real eps, Real momentum,
                                   const Tensor& running_mean, const Tensor& running_var,
                                   const Tensor& norm) = 0;
+  /// The same from x itself, in one pass: for a batch that this device sees as a whole.
+  virtual void batch_norm_measure(Stream, const Tensor& x, Real eps, Real momentum,
+                                  const Tensor& running_mean, const Tensor& running_var,
+                                  const Tensor& norm) = 0;
   /// norm [2C] from the running statistics (evaluation, which has no backward).
   virtual void batch_norm_prepare_eval(Stream, const Tensor& running_mean,
                                        const Tensor& running_var, Real eps, const Tensor& norm) = 0;

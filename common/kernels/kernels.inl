@@ -161,6 +161,17 @@ class BodyKernels : public Kernels {
                                               running_mean.on(s), running_var.on(s), norm.on(s)});
   }
 
+  void batch_norm_measure(Stream s, const Tensor& x, Real eps, Real momentum,
+                          const Tensor& running_mean, const Tensor& running_var,
+                          const Tensor& norm) override {
+    const int64_t channels = channels_of(x);
+    Launch::reduce_rows(
+        s, "batch_norm_measure", rows_of(x), channels,
+        bodies::BatchNormMeasure{
+            {x.on(s), x.on(s), rows_of(x), channels, nullptr},
+            {nullptr, channels, eps, momentum, running_mean.on(s), running_var.on(s), norm.on(s)}});
+  }
+
   void batch_norm_prepare_eval(Stream s, const Tensor& running_mean, const Tensor& running_var,
                                Real eps, const Tensor& norm) override {
     const int64_t channels = running_mean.elements();

@@ -275,6 +275,27 @@ TEST_CASE("batch_norm_prepare, batch_norm_prepare_eval: running statistics move 
   }
 }
 
+TEST_CASE("batch_norm_measure: what the statistics of all rows give", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const Shape& shape : norm_shapes()) {
+    INFO(shape.text());
+    const Shape channels{shape[1]};
+    both.agree(
+        [&](Run& run) {
+          const Tensor mean = run.random(channels, 2), var = run.filled(channels, 1);
+          const Tensor norm = run.output({2 * shape[1] + 1});
+          const Values x = with_each(random_values(shape, 1), [](Real v) { return 10 + v; });
+          run.ops.batch_norm_measure(run.stream, run.put(shape, x), kEps, Real(0.1), mean, var,
+                                     norm);
+          run.result("norm", norm, kSums);
+          run.result("running mean", mean, kClose);
+          run.result("running variance", var, kSums);
+        },
+        /*shift=*/shape[0] % 2);
+  }
+}
+
 TEST_CASE("batch_norm_merge: parts of any size, in their order", "[cuda][ops][row98][row100]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;

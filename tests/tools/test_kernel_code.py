@@ -71,6 +71,7 @@ WIDE = {
     "each_row_kernel<unsigned int, 4, NllLossBackward>": (0, 1),
     "reduce_rows_kernel<4, true, AddColumnSums>": (4, 0),
     "reduce_rows_kernel<4, true, BatchNormStatistics>": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormMeasure>": (4, 0),
     "reduce_rows_kernel<4, true, BatchNormBackwardSums<false> >": (8, 0),
     "reduce_rows_kernel<4, true, BatchNormBackwardSums<true> >": (8, 0),
     "report_if_any_kernel<CheckFinite>": (4, 0),
@@ -92,8 +93,8 @@ SINGLE = {
 }
 
 ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
-LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormBackwardSums<false> ": 2,
-                  "BatchNormBackwardSums<true> ": 2}
+LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormMeasure": 1,
+                  "BatchNormBackwardSums<false> ": 2, "BatchNormBackwardSums<true> ": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
 LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "SumOfParts",
                 "SumSquares")

@@ -24,11 +24,16 @@ struct BatchNormStatistics {
     const Real d = x[i] - first[c];
     return {d, d * d};
   }
-  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
-    const double mean = rows > 0 ? double(first[c]) + sum / double(rows) : 0;
+  LOCKSTEP_BODY Real mean(int64_t c, double sum) const {
+    return Real(rows > 0 ? double(first[c]) + sum / double(rows) : 0);
+  }
+  LOCKSTEP_BODY Real m2(double sum, double squares) const {
     const double m2 = rows > 0 ? squares - sum * sum / double(rows) : 0;
-    statistics[c] = Real(mean);
-    statistics[channels + c] = Real(m2 < 0 ? 0 : m2);
+    return Real(m2 < 0 ? 0 : m2);
+  }
+  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
+    statistics[c] = mean(c, sum);
+    statistics[channels + c] = m2(sum, squares);
     if (c == 0) statistics[2 * channels] = Real(rows);
   }
 };
@@ -69,7 +74,9 @@ struct BatchNormPrepare {
   Real* running_var;
   Real* norm;  // [2 channels + 1]: means, 1 / standard deviations, 1 / rows (0 for none)
   LOCKSTEP_BODY void operator()(int64_t c) const {
-    const Real mean = statistics[c], m2 = statistics[channels + c], rows = statistics[2 * channels];
+    prepare(c, statistics[c], statistics[channels + c], statistics[2 * channels]);
+  }
+  LOCKSTEP_BODY void prepare(int64_t c, Real mean, Real m2, Real rows) const {
     norm[c] = mean;
     norm[channels + c] = 1 / std::sqrt((rows > 0 ? m2 / rows : 0) + eps);
     if (c == 0) norm[2 * channels] = rows > 0 ? 1 / rows : 0;
@@ -78,6 +85,15 @@ struct BatchNormPrepare {
       running_mean[c] += momentum * (mean - running_mean[c]);
       running_var[c] += momentum * (m2 / (rows - 1) - running_var[c]);
     }
+  }
+};
+
+/// Statistics, and what is prepared from them: for a batch that one device sees as a whole. Neither
+/// part has memory for statistics.
+struct BatchNormMeasure : BatchNormStatistics {
+  BatchNormPrepare next;
+  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
+    next.prepare(c, mean(c, sum), m2(sum, squares), Real(rows));
   }
 };
 

@@ -144,6 +144,10 @@ class SimKernels final : public Kernels {
     pass(s, "batch_norm_prepare", statistics, running_mean, running_mean, running_var, running_var,
          norm);
   }
+  void batch_norm_measure(Stream s, const Tensor& x, Real, Real, const Tensor& running_mean,
+                          const Tensor& running_var, const Tensor& norm) override {
+    pass(s, "batch_norm_measure", x, running_mean, running_mean, running_var, running_var, norm);
+  }
   void batch_norm_prepare_eval(Stream s, const Tensor& running_mean, const Tensor& running_var,
                                Real, const Tensor& norm) override {
     pass(s, "batch_norm_prepare_eval", running_mean, running_var, norm);
