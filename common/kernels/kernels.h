@@ -92,19 +92,22 @@ class Kernels {
   virtual void batch_norm_prepare(Stream, const Tensor& statistics, Real eps, Real momentum,
                                   const Tensor& running_mean, const Tensor& running_var,
                                   const Tensor& norm) = 0;
+  /// The same from x itself, in one pass: for a batch that this device sees as a whole.
+  virtual void batch_norm_measure(Stream, const Tensor& x, Real eps, Real momentum,
+                                  const Tensor& running_mean, const Tensor& running_var,
+                                  const Tensor& norm) = 0;
   /// norm [2C] from the running statistics (evaluation, which has no backward).
   virtual void batch_norm_prepare_eval(Stream, const Tensor& running_mean,
                                        const Tensor& running_var, Real eps, const Tensor& norm) = 0;
   /// y = (x - mean) invstd weight + bias; plus `skip` if that is defined; `relu` of that if asked.
   virtual void batch_norm(Stream, const Tensor& x, const Tensor& norm, const Tensor& weight,
                           const Tensor& bias, const Tensor& skip, bool relu, const Tensor& y) = 0;
-  /// sums [2,C] = sum of dy, sum of dy (x - mean), dy masked where a fused ReLU cut.
+  /// sums [2,C] = sum of dy, sum of dy (x - mean), dy masked where a fused ReLU cut; and the
+  /// parameters' gradients: dweight += sums[1] invstd, dbias += sums[0].
   virtual void batch_norm_backward_sums(Stream, const Tensor& x, const Tensor& dy,
                                         const Tensor& norm, const Tensor& weight,
-                                        const Tensor& bias, bool relu, const Tensor& sums) = 0;
-  /// dweight += sums[1] invstd, dbias += sums[0]
-  virtual void batch_norm_backward_parameters(Stream, const Tensor& norm, const Tensor& sums,
-                                              const Tensor& dweight, const Tensor& dbias) = 0;
+                                        const Tensor& bias, bool relu, const Tensor& sums,
+                                        const Tensor& dweight, const Tensor& dbias) = 0;
   /// dx = weight invstd (dy - sums[0]/rows - (x - mean) invstd^2 sums[1]/rows)
   virtual void batch_norm_backward_input(Stream, const Tensor& x, const Tensor& dy,
                                          const Tensor& norm, const Tensor& weight,

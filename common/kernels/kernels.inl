@@ -81,12 +81,12 @@ class BodyKernels : public Kernels {
 
   void add_bias(Stream s, const Tensor& bias, bool relu, const Tensor& y) override {
     Launch::for_each_row(s, "add_bias", rows_of(y), channels_of(y),
-                         bodies::AddBias{bias.on(s), channels_of(y), relu, y.on(s)});
+                         bodies::AddBias{bias.on(s), relu, y.on(s)});
   }
 
   void add_column_sums(Stream s, const Tensor& dy, const Tensor& dbias) override {
     Launch::reduce_rows(s, "add_column_sums", rows_of(dy), channels_of(dy),
-                        bodies::AddColumnSums{dy.on(s), channels_of(dy), dbias.on(s)});
+                        bodies::AddColumnSums{dy.on(s), dbias.on(s)});
   }
 
   // --- Pooling -----------------------------------------------------------------------------------
@@ -140,9 +140,9 @@ class BodyKernels : public Kernels {
   // --- Batch normalisation -----------------------------------------------------------------------
 
   void batch_norm_statistics(Stream s, const Tensor& x, const Tensor& statistics) override {
-    Launch::reduce_rows(
-        s, "batch_norm_statistics", rows_of(x), channels_of(x),
-        bodies::BatchNormStatistics{x.on(s), rows_of(x), channels_of(x), statistics.on(s)});
+    Launch::reduce_rows(s, "batch_norm_statistics", rows_of(x), channels_of(x),
+                        bodies::BatchNormStatistics{x.on(s), x.on(s), rows_of(x), channels_of(x),
+                                                    statistics.on(s)});
   }
 
   void batch_norm_merge(Stream s, const Tensor& gathered, const Tensor& statistics) override {
@@ -161,6 +161,17 @@ class BodyKernels : public Kernels {
                                               running_mean.on(s), running_var.on(s), norm.on(s)});
   }
 
+  void batch_norm_measure(Stream s, const Tensor& x, Real eps, Real momentum,
+                          const Tensor& running_mean, const Tensor& running_var,
+                          const Tensor& norm) override {
+    const int64_t channels = channels_of(x);
+    Launch::reduce_rows(
+        s, "batch_norm_measure", rows_of(x), channels,
+        bodies::BatchNormMeasure{
+            {x.on(s), x.on(s), rows_of(x), channels, nullptr},
+            {nullptr, channels, eps, momentum, running_mean.on(s), running_var.on(s), norm.on(s)}});
+  }
+
   void batch_norm_prepare_eval(Stream s, const Tensor& running_mean, const Tensor& running_var,
                                Real eps, const Tensor& norm) override {
     const int64_t channels = running_mean.elements();
@@ -174,7 +185,7 @@ class BodyKernels : public Kernels {
     const auto launch = [&](auto with_relu, auto with_skip) {
       Launch::for_each_row(s, "batch_norm", rows_of(x), channels_of(x),
                            bodies::BatchNorm<with_relu.value, with_skip.value>{
-                               x.on(s), affine_of(s, norm, weight, bias),
+                               affine_of(s, norm, weight, bias), x.on(s),
                                skip.defined() ? skip.on(s) : nullptr, y.on(s)});
     };
     using std::true_type, std::false_type;
@@ -187,31 +198,26 @@ class BodyKernels : public Kernels {
 
   void batch_norm_backward_sums(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                 const Tensor& weight, const Tensor& bias, bool relu,
-                                const Tensor& sums) override {
+                                const Tensor& sums, const Tensor& dweight,
+                                const Tensor& dbias) override {
     const auto launch = [&](auto with_relu) {
       Launch::reduce_rows(s, "batch_norm_backward_sums", rows_of(x), channels_of(x),
                           bodies::BatchNormBackwardSums<with_relu.value>{
-                              x.on(s), dy.on(s), affine_of(s, norm, weight, bias), sums.on(s)});
+                              affine_of(s, norm, weight, bias), x.on(s), dy.on(s), channels_of(x),
+                              sums.on(s), dweight.on(s), dbias.on(s)});
     };
     relu ? launch(std::true_type()) : launch(std::false_type());
-  }
-
-  void batch_norm_backward_parameters(Stream s, const Tensor& norm, const Tensor& sums,
-                                      const Tensor& dweight, const Tensor& dbias) override {
-    const int64_t channels = dweight.elements();
-    Launch::for_each(s, "batch_norm_backward_parameters", channels,
-                     bodies::BatchNormBackwardParameters{norm.on(s), sums.on(s), channels,
-                                                         dweight.on(s), dbias.on(s)});
   }
 
   void batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                  const Tensor& weight, const Tensor& bias, bool relu,
                                  const Tensor& sums, const Tensor& dx) override {
+    const int64_t channels = channels_of(x);
     const auto launch = [&](auto with_relu) {
-      Launch::for_each_row(
-          s, "batch_norm_backward_input", rows_of(x), channels_of(x),
-          bodies::BatchNormBackwardInput<with_relu.value>{
-              x.on(s), dy.on(s), affine_of(s, norm, weight, bias), sums.on(s), dx.on(s)});
+      Launch::for_each_row(s, "batch_norm_backward_input", rows_of(x), channels,
+                           bodies::BatchNormBackwardInput<with_relu.value>{
+                               affine_of(s, norm, weight, bias), x.on(s), dy.on(s), sums.on(s),
+                               sums.on(s) + channels, norm.on(s) + 2 * channels, dx.on(s)});
     };
     relu ? launch(std::true_type()) : launch(std::false_type());
   }
@@ -221,7 +227,7 @@ class BodyKernels : public Kernels {
   void dropout_mask(Stream s, const StepStateTensor& state, DropoutKey key, Real p,
                     const Tensor& mask) override {
     Launch::for_each_row(s, "dropout_mask", rows_of(mask), channels_of(mask),
-                         bodies::DropoutMask{state.on(s), key, p, channels_of(mask), mask.on(s)});
+                         bodies::DropoutMask{state.on(s), key, p, mask.on(s)});
   }
 
   void apply_mask(Stream s, const Tensor& x, const Tensor& mask, const Tensor& y) override {
@@ -254,9 +260,8 @@ class BodyKernels : public Kernels {
 
   void nll_loss_backward(Stream s, const StepStateTensor& state, const LabelTensor& labels,
                          const Tensor& dx) override {
-    Launch::for_each_row(
-        s, "nll_loss_backward", rows_of(dx), channels_of(dx),
-        bodies::NllLossBackward{state.on(s), labels.on(s), channels_of(dx), dx.on(s)});
+    Launch::for_each_row(s, "nll_loss_backward", rows_of(dx), channels_of(dx),
+                         bodies::NllLossBackward{state.on(s), labels.on(s), dx.on(s)});
   }
 
   void count_correct(Stream s, const Tensor& scores, const LabelTensor& labels,
@@ -329,7 +334,7 @@ class BodyKernels : public Kernels {
   }
   static bodies::BatchNormAffine affine_of(Stream s, const Tensor& norm, const Tensor& weight,
                                            const Tensor& bias) {
-    return {norm.on(s), weight.on(s), bias.on(s), weight.elements()};
+    return {norm.on(s), norm.on(s) + weight.elements(), weight.on(s), bias.on(s)};
   }
   static bodies::AdaptiveRange adaptive_range(const Tensor& in, const Tensor& out, int axis) {
     return {in.shape()[axis], out.shape()[axis]};

@@ -20,8 +20,9 @@ BatchNorm2d::BatchNorm2d(int64_t channels, Activation activation)
 
 Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
   Kernels& kernels = context.kernels();
-  Tensor statistics = context.empty({2 * channels_ + 1});
-  kernels.batch_norm_statistics(context.stream(), x, statistics);
+  const Stream stream = context.stream();
+  Tensor statistics = whole_ ? context.empty({2 * channels_ + 1}) : Tensor();
+  if (whole_) kernels.batch_norm_statistics(stream, x, statistics);
   const int64_t mine = x.elements() / channels_;
   const Rows rows = whole_ ? whole_->merge(statistics, mine, *this, context) : rows_of(mine);
   require(rows != Rows::one,
@@ -30,8 +31,13 @@ Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
   const bool update =
       rows != Rows::none && context.facts.update_running && !context.facts.recompute;
   Tensor norm = context.empty({2 * channels_ + 1});
-  kernels.batch_norm_prepare(context.stream(), statistics, kEps, update ? kMomentum : 0,
-                             running_mean_.value, running_var_.value, norm);
+  const Real momentum = update ? kMomentum : 0;
+  const Tensor &mean = running_mean_.value, &var = running_var_.value;
+  if (whole_) {
+    kernels.batch_norm_prepare(stream, statistics, kEps, momentum, mean, var, norm);
+  } else {
+    kernels.batch_norm_measure(stream, x, kEps, momentum, mean, var, norm);
+  }
   if (update) context.on_host([this] { ++batches_tracked_; });
   return norm;
 }
@@ -70,10 +76,10 @@ Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
   const Stream stream = context.stream();
 
   Tensor sums = context.empty({2, channels_});
-  kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums);
   // Parameters take the local sums: these are added up later, when gradients are averaged over
   // devices.
-  kernels.batch_norm_backward_parameters(stream, norm, sums, weight_.grad, bias_.grad);
+  kernels.batch_norm_backward_sums(stream, x, dy, norm, weight_.value, bias_.value, relu, sums,
+                                   weight_.grad, bias_.grad);
   gradient_written(bias_, context);
   gradient_written(weight_, context);
   if (whole_) whole_->merge_sums(sums, *this, context);

@@ -126,24 +126,27 @@ TEST_CASE("add_bias, add_column_sums: a bias for every row, and its gradient add
   const Both both;
   const auto check = [&](int64_t rows, int64_t features) {
     INFO(rows << " rows, " << features << " features");
-    both.agree([&](Run& run) {
-      const Shape shape{rows, features};
-      const Tensor bias = run.random({features}, 2);
-      for (const bool relu : {false, true}) {
-        const Tensor y = run.put(shape, with_special(random_values(shape, 1)));
-        run.ops.add_bias(run.stream, bias, relu, y);
-        run.result(relu ? "add_bias and ReLU" : "add_bias", y, kEqual);
-      }
-      // Numbers around 10: a sum in few digits would show.
-      const Values dy = with_each(random_values(shape, 3), [](Real v) { return v + 10; });
-      run.ops.add_column_sums(run.stream, run.put(shape, dy), bias);
-      run.result("add_column_sums", bias, kSums);
-    });
+    both.agree(
+        [&](Run& run) {
+          const Shape shape{rows, features};
+          const Tensor bias = run.random({features}, 2);
+          for (const bool relu : {false, true}) {
+            const Tensor y = run.put(shape, with_special(random_values(shape, 1)));
+            run.ops.add_bias(run.stream, bias, relu, y);
+            run.result(relu ? "add_bias and ReLU" : "add_bias", y, kEqual);
+          }
+          // Numbers around 10: a sum in few digits would show.
+          const Values dy = with_each(random_values(shape, 3), [](Real v) { return v + 10; });
+          run.ops.add_column_sums(run.stream, run.put(shape, dy), bias);
+          run.result("add_column_sums", bias, kSums);
+        },
+        /*shift=*/rows % 2);
   };
   for (const int64_t features : kChannels) {
     for (const int64_t rows : {1, 5, 31, 33, 1000}) check(rows, features);
   }
   check(70001, 3);
+  check(70000, 20);
 }
 
 // --- Pooling -------------------------------------------------------------------------------------
@@ -232,14 +235,16 @@ TEST_CASE("batch_norm_statistics: digits survive a mean that is large beside the
   for (const Shape& shape : norm_shapes()) {
     for (const Real mean : {Real(0), Real(1e4)}) {
       INFO(shape.text() << ", mean " << mean);
-      both.agree([&](Run& run) {
-        const Values x = with_each(random_values(shape, 1), [=](Real v) { return mean + v; });
-        const Tensor statistics = run.output({2 * shape[1] + 1});
-        run.ops.batch_norm_statistics(run.stream, run.put(shape, x), statistics);
-        run.result("mean", statistics.range(0, {shape[1]}), mean == 0 ? kClose : kRounding);
-        run.result("M2", statistics.range(shape[1], {shape[1]}), kSums);
-        run.result("rows", statistics.range(2 * shape[1], {1}), kEqual);
-      });
+      both.agree(
+          [&](Run& run) {
+            const Values x = with_each(random_values(shape, 1), [=](Real v) { return mean + v; });
+            const Tensor statistics = run.output({2 * shape[1] + 1});
+            run.ops.batch_norm_statistics(run.stream, run.put(shape, x), statistics);
+            run.result("mean", statistics.range(0, {shape[1]}), mean == 0 ? kClose : kRounding);
+            run.result("M2", statistics.range(shape[1], {shape[1]}), kSums);
+            run.result("rows", statistics.range(2 * shape[1], {1}), kEqual);
+          },
+          /*shift=*/shape[0] % 2);
     }
   }
 }
@@ -267,6 +272,27 @@ TEST_CASE("batch_norm_prepare, batch_norm_prepare_eval: running statistics move 
         run.result("norm of the running statistics", eval, kRounding);
       });
     }
+  }
+}
+
+TEST_CASE("batch_norm_measure: what the statistics of all rows give", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const Shape& shape : norm_shapes()) {
+    INFO(shape.text());
+    const Shape channels{shape[1]};
+    both.agree(
+        [&](Run& run) {
+          const Tensor mean = run.random(channels, 2), var = run.filled(channels, 1);
+          const Tensor norm = run.output({2 * shape[1] + 1});
+          const Values x = with_each(random_values(shape, 1), [](Real v) { return 10 + v; });
+          run.ops.batch_norm_measure(run.stream, run.put(shape, x), kEps, Real(0.1), mean, var,
+                                     norm);
+          run.result("norm", norm, kSums);
+          run.result("running mean", mean, kClose);
+          run.result("running variance", var, kSums);
+        },
+        /*shift=*/shape[0] % 2);
   }
 }
 
@@ -325,21 +351,23 @@ TEST_CASE("batch_norm: with and without a residual and a ReLU", "[cuda][ops]") {
   const Both both;
   for (const Shape& shape : norm_shapes()) {
     INFO(shape.text());
-    both.agree([&](Run& run) {
-      const NormInputs in(run, shape);
-      for (const Tensor& skip : {Tensor(), in.skip}) {
-        for (const bool relu : {false, true}) {
-          const Tensor y = run.output(shape);
-          run.ops.batch_norm(run.stream, in.x, in.norm, in.weight, in.bias, skip, relu, y);
-          run.result(fmt::format("skip {}, relu {}", skip.defined(), relu), y, kEqual);
-        }
-      }
-    });
+    both.agree(
+        [&](Run& run) {
+          const NormInputs in(run, shape);
+          for (const Tensor& skip : {Tensor(), in.skip}) {
+            for (const bool relu : {false, true}) {
+              const Tensor y = run.output(shape);
+              run.ops.batch_norm(run.stream, in.x, in.norm, in.weight, in.bias, skip, relu, y);
+              run.result(fmt::format("skip {}, relu {}", skip.defined(), relu), y, kEqual);
+            }
+          }
+        },
+        /*shift=*/shape[0] % 2);
   }
 }
 
 TEST_CASE(
-    "batch_norm_backward_sums, batch_norm_backward_input, batch_norm_backward_parameters: "
+    "batch_norm_backward_sums, batch_norm_backward_input: "
     "the ReLU cuts gradients, those of parameters add",
     "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
@@ -347,22 +375,23 @@ TEST_CASE(
   for (const Shape& shape : norm_shapes()) {
     for (const bool relu : {false, true}) {
       INFO(shape.text() << ", relu " << relu);
-      both.agree([&](Run& run) {
-        const NormInputs in(run, shape);
-        const int64_t channels = shape[1];
-        const Tensor sums = run.output({2, channels}), dx = run.output(shape);
-        run.ops.batch_norm_backward_sums(run.stream, in.x, in.dy, in.norm, in.weight, in.bias, relu,
-                                         sums);
-        run.result("sum of dy", sums.rows(0, 1), kClose);
-        run.result("sum of dy (x - mean)", sums.rows(1, 1), kClose);
-        run.ops.batch_norm_backward_input(run.stream, in.x, in.dy, in.norm, in.weight, in.bias,
-                                          relu, sums, dx);
-        run.result("dx", dx, kClose);
-        const Tensor dweight = run.random({channels}, 7), dbias = run.random({channels}, 8);
-        run.ops.batch_norm_backward_parameters(run.stream, in.norm, sums, dweight, dbias);
-        run.result("dweight", dweight, kClose);
-        run.result("dbias", dbias, kClose);
-      });
+      both.agree(
+          [&](Run& run) {
+            const NormInputs in(run, shape);
+            const int64_t channels = shape[1];
+            const Tensor sums = run.output({2, channels}), dx = run.output(shape);
+            const Tensor dweight = run.random({channels}, 7), dbias = run.random({channels}, 8);
+            run.ops.batch_norm_backward_sums(run.stream, in.x, in.dy, in.norm, in.weight, in.bias,
+                                             relu, sums, dweight, dbias);
+            run.result("sum of dy", sums.rows(0, 1), kClose);
+            run.result("sum of dy (x - mean)", sums.rows(1, 1), kClose);
+            run.ops.batch_norm_backward_input(run.stream, in.x, in.dy, in.norm, in.weight, in.bias,
+                                              relu, sums, dx);
+            run.result("dx", dx, kClose);
+            run.result("dweight", dweight, kClose);
+            run.result("dbias", dbias, kClose);
+          },
+          /*shift=*/shape[0] % 2);
     }
   }
 }

@@ -63,6 +63,24 @@ TEST_CASE("add, scale, relu, relu_backward: one operation per element, NaN stays
   }
 }
 
+TEST_CASE("add, relu_backward: arrays that begin at different distances from a pack",
+          "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t n : {5, 33, 70001}) {
+    for (const int64_t first : {1, 2, 3, 4}) {
+      INFO(n << " elements, one array begins " << first << " elements later");
+      both.agree([&](Run& run) {
+        const Tensor all = run.random({n + first}, 1), y = run.random({n}, 2);
+        run.ops.add(run.stream, all.range(first, {n}), y);
+        run.result("add", y, kEqual);
+        run.ops.relu_backward(run.stream, y, y, all.range(first, {n}));
+        run.result("relu_backward", all, kEqual);
+      });
+    }
+  }
+}
+
 TEST_CASE("to_bf16, from_bf16: the bits of the CPU, midpoints, subnormals and NaN included",
           "[cuda][ops][sixteen]") {
   LOCKSTEP_NEEDS_GPU();
@@ -132,7 +150,8 @@ TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {
   const StepState states[] = {{.step = 3, .first_position = 5, .position_stride = 2},
                               {.step = far, .first_position = far, .position_stride = 7}};
   for (const StepState& state : states) {
-    for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {33, 31}, {64, 257}}) {
+    for (const auto& [samples, features] :
+         {std::pair{1, 1}, {5, 3}, {33, 31}, {31, 32}, {64, 257}}) {
       for (const Real p : {Real(0), Real(0.25), Real(0.5)}) {
         INFO(samples << " samples, " << features << " features, p " << p);
         both.agree([&, samples = samples, features = features](Run& run) {
@@ -149,7 +168,7 @@ TEST_CASE("dropout_mask: bit by bit that of the CPU", "[cuda][ops]") {
 TEST_CASE("apply_mask: element by element, or whole channels", "[cuda][ops]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
-  for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {5, 33}, {2, 257}}) {
+  for (const auto& [samples, features] : {std::pair{1, 1}, {5, 3}, {5, 33}, {3, 20}, {2, 257}}) {
     for (const Shape& shape : {Shape{samples, features}, Shape{samples, 7, 9, features}}) {
       INFO(shape.text());
       both.agree([&, samples = samples, features = features](Run& run) {
@@ -164,7 +183,7 @@ TEST_CASE("apply_mask: element by element, or whole channels", "[cuda][ops]") {
 // --- Loss and metrics ----------------------------------------------------------------------------
 
 const std::vector<std::pair<int64_t, int64_t>> kScoreSizes{
-    {1, 1}, {1, 10}, {5, 3}, {33, 31}, {64, 10}, {31, 257}, {5, 1000}, {1000, 10}};
+    {1, 1}, {1, 10}, {5, 3}, {33, 31}, {64, 10}, {31, 257}, {5, 1000}, {1000, 10}, {7, 12}};
 
 /// Labels spread over the classes, or all of the last one.
 std::vector<int32_t> labels_of(int64_t samples, int64_t classes, bool one_class) {

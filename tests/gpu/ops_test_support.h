@@ -17,9 +17,11 @@ constexpr double kClose = 1e-4;     // sums of both signs, other libraries
 constexpr Real kNaN = std::numeric_limits<Real>::quiet_NaN();
 constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
-// Around the sizes of a warp and of a block, none, and more than one pass of a small grid.
-inline const std::vector<int64_t> kSizes{0, 1, 3, 31, 33, 257, 1000, 70001};
-inline const std::vector<int64_t> kChannels{1, 3, 31, 33, 257};
+// Around the sizes of a pack, of a warp and of a block, none, and more than one pass of a small
+// grid.
+inline const std::vector<int64_t> kSizes{0, 1, 2, 3, 4, 5, 31, 33, 257, 1000, 70001};
+// With whole packs in a row and without; 160 are more than a block adds up.
+inline const std::vector<int64_t> kChannels{1, 3, 4, 31, 33, 160, 257};
 
 /// `values` with NaN, infinities, zeros of both signs at the front, as far as they go.
 inline std::vector<Real> with_special(std::vector<Real> values) {

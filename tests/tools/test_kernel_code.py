@@ -1,9 +1,10 @@
 """The machine code of the GPU's kernels holds what their speed rests on (common/kernels/cuda).
 
 The kernels are compiled by the real nvcc and disassembled, which needs no GPU. Nothing here is a
-time: it is what can be known without one. Loads that are on their way together hide how long memory
-takes to answer. Registers decide how many threads a multiprocessor holds. Local memory is as far
-away as all memory. Most GPUs add doubles at a 32nd or 64th of the speed of floats.
+time: it is what can be known without one. An instruction that moves 16 bytes takes as long as one
+for 4. Loads that are on their way together hide how long memory takes to answer. Registers decide
+how many threads a multiprocessor holds. Local memory is as far away as all memory. Most GPUs add
+doubles at a 32nd or 64th of the speed of floats.
 """
 
 import os
@@ -21,7 +22,9 @@ from kernel_code import compile_kernels, find_nvdisasm, in_flight, read_kernels 
 
 SOURCE = ROOT / "common/kernels/cuda/cuda_kernels.cu"
 FULL = "LOCKSTEP_FULL" in os.environ
-ARCHITECTURES = ("90", "80") if FULL else ("90",)
+MESON = (ROOT / "common/kernels/cuda/meson.build").read_text()
+COMPILED = re.findall(r"\d+", re.search(r"version_compare\('>=13'\) \? (\[.*?\])", MESON)[1])
+ARCHITECTURES = tuple(reversed(COMPILED)) if FULL else ("90",)
 DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 
 # --- What is expected -------------------------------------------------------------------------------
@@ -29,19 +32,69 @@ DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a multiprocessor holds
 MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
-    "reduce_rows_kernel": 64,  # four blocks are enough, as each thread loads eight rows at once
+    "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
+    "4, DropoutMask": 40,  # four numbers at random
+    "NormalizeImage": 48,  # 16 pixels
+    "1, BatchNormBackwardInput<true>": 40,
+    "each_marked_kernel": 64,  # packs of three or four arrays at once
+    "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
     "BatchNormMerge": 64,  # a thread per channel: few
     "AdaptiveAvgPool2d": 48,  # on the smallest images of a network
     "each_team_kernel": 40,  # a block or a warp for each row: few threads, or short ones
 }
 
-# Kernels that keep registers in local memory while they call the slow paths of a division and a root:
-# bytes.
-LOCAL_BYTES = {"<long, AdamUpdate>": 16}  # arrays of 2^31 elements and more
+# Loads and stores of 16 bytes for one pack of each array (packs.cuh); for a reduction's those that are on
+# their way together.
+WIDE = {
+    "each_kernel<Fill<float> >": (0, 1),
+    "each_kernel<Fill<long> >": (0, 1),
+    "each_kernel<Add>": (2, 1),
+    "each_kernel<Scale>": (1, 1),
+    "each_kernel<ClipToNorm>": (1, 1),
+    "each_kernel<Narrow<Bf16> >": (2, 1),  # eight numbers
+    "each_kernel<Widen<Bf16> >": (1, 2),
+    "each_kernel<NormalizeImage>": (1, 4),  # 16 pixels
+    "each_kernel<Relu>": (1, 1),
+    "each_kernel<ReluBackward>": (2, 1),
+    "each_marked_kernel<SgdUpdate<false> >": (2, 1),
+    "each_marked_kernel<SgdUpdate<true> >": (3, 2),
+    "each_marked_kernel<AdamUpdate>": (4, 3),
+    "each_row_kernel<unsigned int, 4, AddBias>": (2, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<false, false> >": (5, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<false, true> >": (6, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<true, false> >": (5, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<true, true> >": (6, 1),
+    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<false> >": (7, 1),
+    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<true> >": (8, 1),
+    "each_row_kernel<unsigned int, 4, DropoutMask>": (0, 1),
+    "each_row_kernel<unsigned int, 4, ApplyMask>": (1, 1),  # several rows may share a mask
+    "each_row_kernel<unsigned int, 4, NllLossBackward>": (0, 1),
+    "reduce_rows_kernel<4, true, AddColumnSums>": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormStatistics>": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormMeasure>": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormBackwardSums<false> >": (8, 0),
+    "reduce_rows_kernel<4, true, BatchNormBackwardSums<true> >": (8, 0),
+    "report_if_any_kernel<CheckFinite>": (4, 0),
+    "each_team_kernel<SumSquares>": (4, 0),
+}
 
-ROWS_IN_FLIGHT = 8  # kInFlight of launch.cuh
-LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormBackwardSums<false>": 2,
-                  "BatchNormBackwardSums<true>": 2}
+# What moves single numbers, and why.
+SINGLE = {
+    "each_kernel<Poison>": "one number",
+    "each_kernel<AdamCount>": "a thread per parameter",
+    "each_kernel<BatchNorm": "a thread per channel",
+    "each_row_kernel<unsigned int, 1,": "rows of which a pack is no whole number",
+    "each_row_kernel<long, 1,": "the same, of 2^31 elements and more",
+    "reduce_rows_kernel<1, true,": "rows of which a pack is no whole number",
+    "reduce_rows_kernel<4, false,": "rows that begin beside a pack: the same order of sums",
+    "each_pixel_kernel<": "reads windows, or every n-th pixel",
+    "each_team_kernel<": "rows of a few classes, which begin anywhere",
+    "transpose_kernel": "tiles in shared memory: a warp moves 128 bytes at once",
+}
+
+ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
+LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormMeasure": 1,
+                  "BatchNormBackwardSums<false> ": 2, "BatchNormBackwardSums<true> ": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
 LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "SumOfParts",
                 "SumSquares")
@@ -55,7 +108,7 @@ CONDITIONAL_LOADS = {
 
 # Where doubles are added, with the most in one pass of the loop.
 DOUBLE_ARITHMETIC = {
-    "reduce_rows_kernel": 2,  # the two sums of eight rows, added in float before
+    "reduce_rows_kernel": 8,  # two sums of four channels, of rows added in float before
     "BatchNormMerge": 100,  # a thread per channel: few, and digits would be lost
 }
 
@@ -74,34 +127,48 @@ def loads(loop):
 
 
 def row_loop(kernel):
-    """The loop over a reduction's rows: that with loads of floats."""
+    """The loop over a reduction's rows: that which adds floats. What blocks found are doubles."""
     return next((loop for loop in kernel.loops()
-                 if loads(loop) and not any(re.search(r"\.(64|128)", each.opcode)
-                                            for each in loads(loop))), [])
+                 if loads(loop) and any(each.name in ("FADD", "FFMA") for each in loop)), [])
+
+
+def width_faults(kernel):
+    """What is wrong with the widths of a kernel's loads and stores."""
+    if kernel.name not in WIDE:
+        return [] if planned(SINGLE, kernel) else [
+            "neither among those with wide loads and stores, nor among those without"]
+    found = tuple(sum(each.name == name and ".128" in each.opcode for each in kernel.code)
+                  for name in ("LDG", "STG"))
+    least = WIDE[kernel.name]
+    return ([] if all(map(int.__ge__, found, least)) else
+            [f"{found[0]} loads and {found[1]} stores of 16 bytes, expected {least[0]} and {least[1]}"])
 
 
 def faults_of(kernel):
     """What is wrong with a kernel, one line each."""
     faults = []
-    if ((kernel.local_bytes or kernel.count("LDL", "STL"))
-            and kernel.local_bytes > (planned(LOCAL_BYTES, kernel) or 0)):
+    if kernel.local_bytes or kernel.count("LDL", "STL"):
         faults.append(f"{kernel.local_bytes} bytes of local memory, expected none")
     most = planned(MORE_REGISTERS, kernel) or REGISTERS
     if kernel.registers > most:
         faults.append(f"{kernel.registers} registers, expected {most} at most")
+    constant = next((each.text() for each in kernel.code if ".CONSTANT" in each.opcode), "")
+    if constant:
+        faults.append(f"a load that may miss what the same kernel writes: {constant}")
     return [f"{kernel.name}: {fault}"
-            for fault in faults + faults_of_loads(kernel) + faults_of_arithmetic(kernel)]
+            for fault in [*faults, *width_faults(kernel), *faults_of_loads(kernel),
+                          *faults_of_arithmetic(kernel)]]
 
 
 def faults_of_loads(kernel):
     faults = []
     for body, each in LOADS_OF_A_ROW.items():
-        if kernel.name == f"reduce_rows_kernel<{body}>":
-            loop = row_loop(kernel)
-            if len(loads(loop)) != ROWS_IN_FLIGHT * each or in_flight(loop) < ROWS_IN_FLIGHT:
+        for size, rows in ROWS_IN_FLIGHT.items():
+            loop = row_loop(kernel) if kernel.name == f"reduce_rows_kernel<{size}, {body}>" else None
+            if loop is not None and (len(loads(loop)) != rows * each or in_flight(loop) < rows):
                 faults.append(f"a pass over its rows has {len(loads(loop))} loads, "
                               f"{in_flight(loop)} of them on their way together, expected "
-                              f"{ROWS_IN_FLIGHT * each} and at least {ROWS_IN_FLIGHT}")
+                              f"{rows * each} and at least {rows}")
     if kernel.name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
         ahead = max(map(in_flight, kernel.loops()), default=0)
         if ahead < AHEAD:
@@ -160,7 +227,7 @@ class TestKernelCode(unittest.TestCase):
                     self.assertEqual([], faults_of(kernel))
 
     def test_every_name_in_the_tables_is_that_of_a_kernel(self):
-        tables = (MORE_REGISTERS, LOADS_OF_A_ROW, LOADED_AHEAD, CONDITIONAL_LOADS,
+        tables = (MORE_REGISTERS, WIDE, SINGLE, LOADS_OF_A_ROW, LOADED_AHEAD, CONDITIONAL_LOADS,
                   DOUBLE_ARITHMETIC, DIVISION)
         for part in (part for table in tables for part in table):
             self.assertTrue(any(part in name for name in self.kernels["90"]), part)
@@ -168,14 +235,16 @@ class TestKernelCode(unittest.TestCase):
     @unittest.skipUnless(FULL, "only with --full: all kernels once more")
     def test_sources_with_a_mistake_are_found(self):
         for header, old, new, fault in (
-                ("cuda/launch.cuh", "kInFlight = 8;", "kInFlight = 1;",
+                ("cuda/launch.cuh", "kInFlight = kSize == 1 ? 8 : 4;", "kInFlight = 1;",
                  r"AddColumnSums>: a pass over its rows has 1 loads, 1 of"),
+                ("cuda/packs.cuh", "kWidest = 16;", "kWidest = 8;",
+                 r"AdamUpdate>: 0 loads and 0 stores of 16 bytes, expected 4 and 3"),
                 ("bodies/batch_norm.inl", ": whole;", ": dy[i];",
-                 r"BatchNormBackwardSums<true> >: a load that waits for a decision"),
+                 r"1, BatchNormBackwardInput<true> >: a load that waits for a decision"),
                 ("bodies/elementwise.inl", "*= factor;", "*= factor + 1e-9;",
                  r"Scale>: \d+ operations in double, expected none"),
-                ("cuda/launch.cuh", "features.quotient(i)", "i / features.divisor",
-                 r"each_row_kernel<unsigned int, AddBias>: divides whole numbers"),
+                ("cuda/launch.cuh", "packs_of_row.quotient(pack)", "pack / packs_of_row.divisor",
+                 r"each_row_kernel<unsigned int, 4, AddBias>: divides whole numbers"),
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
                  r"SumSquares>: 1 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
@@ -230,6 +299,7 @@ class TestReading(unittest.TestCase):
         kernel.name, kernel.registers, kernel.local_bytes = "each_kernel<Add>", 33, 16
         self.assertEqual(["each_kernel<Add>: 16 bytes of local memory, expected none",
                           "each_kernel<Add>: 33 registers, expected 32 at most",
+                          "each_kernel<Add>: 0 loads and 0 stores of 16 bytes, expected 2 and 1",
                           "each_kernel<Add>: a load that waits for a decision: "
                           "@P1 LDG.E R4, [R2.64]",
                           "each_kernel<Add>: 1 operations in double, expected none"],

@@ -20,6 +20,8 @@ struct AdamStep {
   Real rate;                   // lr / (1 - beta1^t)
   Real root;                   // sqrt(1 - beta2^t)
   Real eps;
+  using Arrays =
+      Members<&AdamStep::gradient, &AdamStep::exp_avg, &AdamStep::exp_avg_sq, &AdamStep::weight>;
   LOCKSTEP_BODY void operator()(int64_t i) const {
     const Real g = gradient[i] + decay * weight[i];
     const Real m = exp_avg[i] = exp_avg[i] + share1 * (g - exp_avg[i]);
@@ -60,37 +62,36 @@ struct AdamCount {
 
 /// torch.optim.Adam and AdamW (AdamRule). What changes from step to step comes from device memory,
 /// so that a step that was captured as a graph counts on.
-struct AdamUpdate {
+struct AdamUpdate : AdamStep {  // without rate and root
   const StepState* state;
   const Health* health;
   const Real* factors;   // of each parameter: rate and root
-  AdamStep step;         // without them
   Real decoupled_decay;  // of the weight, per learning rate; 0 if not decoupled
 
   AdamUpdate(const StepState* state, const Health* health, const AdamRule& rule,
              const Real* factors, const Real* gradient, Real* exp_avg, Real* exp_avg_sq,
              Real* weight)
-      : state(state),
+      : AdamStep{.gradient = gradient,
+                 .exp_avg = exp_avg,
+                 .exp_avg_sq = exp_avg_sq,
+                 .weight = weight,
+                 .decay = Real(rule.decoupled ? 0 : rule.weight_decay),
+                 .shrink = 1,
+                 .share1 = Real(1 - rule.beta1),
+                 .beta2 = Real(rule.beta2),
+                 .share2 = Real(1 - rule.beta2),
+                 .rate = 1,
+                 .root = 1,
+                 .eps = Real(rule.eps)},
+        state(state),
         health(health),
         factors(factors),
-        step{.gradient = gradient,
-             .exp_avg = exp_avg,
-             .exp_avg_sq = exp_avg_sq,
-             .weight = weight,
-             .decay = Real(rule.decoupled ? 0 : rule.weight_decay),
-             .shrink = 1,
-             .share1 = Real(1 - rule.beta1),
-             .beta2 = Real(rule.beta2),
-             .share2 = Real(1 - rule.beta2),
-             .rate = 1,
-             .root = 1,
-             .eps = Real(rule.eps)},
         decoupled_decay(Real(rule.decoupled ? rule.weight_decay : 0)) {}
 
   /// False once training has failed: the weights stay as the last good step left them.
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
   LOCKSTEP_BODY AdamStep prepared(int64_t parameter) const {
-    AdamStep ready = step;
+    AdamStep ready = *this;
     ready.shrink = 1 - state->learning_rate * decoupled_decay;
     ready.rate = factors[2 * parameter];
     ready.root = factors[2 * parameter + 1];

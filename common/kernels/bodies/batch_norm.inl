@@ -5,6 +5,7 @@
 // parts of a batch, no host knows the number.
 
 #include <cmath>
+#include <type_traits>
 
 #include "common/kernels/bodies/portable.h"
 
@@ -14,17 +15,25 @@ namespace lockstep::bodies {
 /// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0]. All zeros for no rows.
 struct BatchNormStatistics {
   const Real* x;
+  const Real* first;  // x's first row
   int64_t rows, channels;
   Real* statistics;  // [2 channels + 1]: means, M2s, rows
-  LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
-    const Real d = x[row * channels + c] - x[c];
+  using Arrays = Members<&BatchNormStatistics::x>;
+  using FeatureArrays = Members<&BatchNormStatistics::first>;
+  LOCKSTEP_BODY Terms terms(int64_t i, int64_t c) const {
+    const Real d = x[i] - first[c];
     return {d, d * d};
   }
-  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
-    const double mean = rows > 0 ? double(x[c]) + sum / double(rows) : 0;
+  LOCKSTEP_BODY Real mean(int64_t c, double sum) const {
+    return Real(rows > 0 ? double(first[c]) + sum / double(rows) : 0);
+  }
+  LOCKSTEP_BODY Real m2(double sum, double squares) const {
     const double m2 = rows > 0 ? squares - sum * sum / double(rows) : 0;
-    statistics[c] = Real(mean);
-    statistics[channels + c] = Real(m2 < 0 ? 0 : m2);
+    return Real(m2 < 0 ? 0 : m2);
+  }
+  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
+    statistics[c] = mean(c, sum);
+    statistics[channels + c] = m2(sum, squares);
     if (c == 0) statistics[2 * channels] = Real(rows);
   }
 };
@@ -65,7 +74,9 @@ struct BatchNormPrepare {
   Real* running_var;
   Real* norm;  // [2 channels + 1]: means, 1 / standard deviations, 1 / rows (0 for none)
   LOCKSTEP_BODY void operator()(int64_t c) const {
-    const Real mean = statistics[c], m2 = statistics[channels + c], rows = statistics[2 * channels];
+    prepare(c, statistics[c], statistics[channels + c], statistics[2 * channels]);
+  }
+  LOCKSTEP_BODY void prepare(int64_t c, Real mean, Real m2, Real rows) const {
     norm[c] = mean;
     norm[channels + c] = 1 / std::sqrt((rows > 0 ? m2 / rows : 0) + eps);
     if (c == 0) norm[2 * channels] = rows > 0 ? 1 / rows : 0;
@@ -74,6 +85,15 @@ struct BatchNormPrepare {
       running_mean[c] += momentum * (mean - running_mean[c]);
       running_var[c] += momentum * (m2 / (rows - 1) - running_var[c]);
     }
+  }
+};
+
+/// Statistics, and what is prepared from them: for a batch that one device sees as a whole. Neither
+/// part has memory for statistics.
+struct BatchNormMeasure : BatchNormStatistics {
+  BatchNormPrepare next;
+  LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
+    next.prepare(c, mean(c, sum), m2(sum, squares), Real(rows));
   }
 };
 
@@ -93,78 +113,76 @@ struct BatchNormPrepareEval {
 /// The affine map of one channel, the same expression forward and backward: a fused ReLU must cut
 /// the gradient exactly where it cut the value.
 struct BatchNormAffine {
-  const Real* norm;
+  const Real* mean;
+  const Real* invstd;  // 1 / standard deviation
   const Real* weight;
   const Real* bias;
-  int64_t channels;
-  LOCKSTEP_BODY Real operator()(Real x, int64_t c) const {
-    return (x - norm[c]) * (norm[channels + c] * weight[c]) + bias[c];
+  LOCKSTEP_BODY Real affine(Real x, int64_t c) const {
+    return (x - mean[c]) * (invstd[c] * weight[c]) + bias[c];
   }
+  using FeatureArrays = Members<&BatchNormAffine::mean, &BatchNormAffine::invstd,
+                                &BatchNormAffine::weight, &BatchNormAffine::bias>;
 };
 
 /// Over (row, channel). kSkip adds a residual before the ReLU.
 template <bool kRelu, bool kSkip>
-struct BatchNorm {
+struct BatchNorm : BatchNormAffine {
   const Real* x;
-  BatchNormAffine affine;
   const Real* skip;
   Real* y;
-  LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
-    const int64_t i = row * affine.channels + c;
+  using Arrays = std::conditional_t<kSkip, Members<&BatchNorm::x, &BatchNorm::skip, &BatchNorm::y>,
+                                    Members<&BatchNorm::x, &BatchNorm::y>>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t /*row*/, int64_t c) const {
     Real value = affine(x[i], c);
     if (kSkip) value += skip[i];
     y[i] = kRelu ? positive_part(value) : value;
   }
 };
 
+/// The sums, and from them the gradients of weight and bias, which add up.
 template <bool kRelu>
-struct BatchNormBackwardSums {
+struct BatchNormBackwardSums : BatchNormAffine {
   const Real* x;
   const Real* dy;
-  BatchNormAffine affine;
+  int64_t channels;
   Real* sums;  // [2, channels]
-  LOCKSTEP_BODY Terms terms(int64_t row, int64_t c) const {
-    const int64_t i = row * affine.channels + c;
+  Real* dweight;
+  Real* dbias;
+  using Arrays = Members<&BatchNormBackwardSums::x, &BatchNormBackwardSums::dy>;
+  LOCKSTEP_BODY Terms terms(int64_t i, int64_t c) const {
     const Real whole = dy[i];  // read whether needed or not: a load does not wait for another
     const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : whole;
-    return {g, g * (x[i] - affine.norm[c])};
+    return {g, g * (x[i] - mean[c])};
   }
   LOCKSTEP_BODY void finish(int64_t c, double sum_dy, double sum_dy_xmu) const {
     sums[c] = Real(sum_dy);
-    sums[affine.channels + c] = Real(sum_dy_xmu);
-  }
-};
-
-/// One call per channel.
-struct BatchNormBackwardParameters {
-  const Real* norm;
-  const Real* sums;
-  int64_t channels;
-  Real* dweight;
-  Real* dbias;
-  LOCKSTEP_BODY void operator()(int64_t c) const {
-    dweight[c] += sums[channels + c] * norm[channels + c];
+    sums[channels + c] = Real(sum_dy_xmu);
+    dweight[c] += sums[channels + c] * invstd[c];
     dbias[c] += sums[c];
   }
 };
 
 /// Over (row, channel).
 template <bool kRelu>
-struct BatchNormBackwardInput {
+struct BatchNormBackwardInput : BatchNormAffine {
   const Real* x;
   const Real* dy;
-  BatchNormAffine affine;
-  const Real* sums;
+  const Real* sum_dy;
+  const Real* sum_dy_xmu;
+  const Real* inverse_count;  // 1 / rows
   Real* dx;
-  LOCKSTEP_BODY void operator()(int64_t row, int64_t c) const {
-    const int64_t i = row * affine.channels + c;
+  using Arrays =
+      Members<&BatchNormBackwardInput::x, &BatchNormBackwardInput::dy, &BatchNormBackwardInput::dx>;
+  using FeatureArrays =
+      Members<&BatchNormAffine::mean, &BatchNormAffine::invstd, &BatchNormAffine::weight,
+              &BatchNormAffine::bias, &BatchNormBackwardInput::sum_dy,
+              &BatchNormBackwardInput::sum_dy_xmu>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t /*row*/, int64_t c) const {
     const Real whole = dy[i];  // read whether needed or not
     const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : whole;
-    const Real invstd = affine.norm[affine.channels + c];
-    const Real inverse_count = affine.norm[2 * affine.channels];
-    const Real mean_dy = sums[c] * inverse_count;
-    const Real slope = sums[affine.channels + c] * inverse_count * invstd * invstd;
-    dx[i] = affine.weight[c] * invstd * (g - mean_dy - (x[i] - affine.norm[c]) * slope);
+    const Real mean_dy = sum_dy[c] * *inverse_count;
+    const Real slope = sum_dy_xmu[c] * *inverse_count * invstd[c] * invstd[c];
+    dx[i] = weight[c] * invstd[c] * (g - mean_dy - (x[i] - mean[c]) * slope);
   }
 };
 

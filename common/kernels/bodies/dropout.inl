@@ -37,9 +37,9 @@ struct DropoutMask {
   const StepState* state;
   DropoutKey key;
   Real p;
-  int64_t features;
   Real* mask;
-  LOCKSTEP_BODY void operator()(int64_t n, int64_t f) const {
+  using Arrays = Members<&DropoutMask::mask>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t n, int64_t f) const {
     const uint64_t position =
         state->first_position + (key.first_sample + n) * state->position_stride;
     const uint64_t step = state->step;
@@ -49,7 +49,7 @@ struct DropoutMask {
         uint32_t(position >> 32) ^ (uint32_t(step >> 32) << 16), key.seed, key.layer);
     // 24 bits: exact in float, so that both precisions draw the same mask.
     const Real uniform = Real(random.at(feature % 4) >> 8) / 16777216;
-    mask[n * features + f] = uniform < p ? Real(0) : 1 / (1 - p);
+    mask[i] = uniform < p ? Real(0) : 1 / (1 - p);
   }
 };
 
@@ -59,8 +59,9 @@ struct ApplyMask {
   const Real* mask;
   int64_t rows_per_sample, features;
   Real* y;
-  LOCKSTEP_BODY void operator()(int64_t row, int64_t f) const {
-    y[row * features + f] = x[row * features + f] * mask[row / rows_per_sample * features + f];
+  using Arrays = Members<&ApplyMask::x, &ApplyMask::y>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t row, int64_t f) const {
+    y[i] = x[i] * mask[row / rows_per_sample * features + f];
   }
 };
 

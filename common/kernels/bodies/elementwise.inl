@@ -1,5 +1,5 @@
 #pragma once
-// One call per element: operator()(i).
+// One call per element: operator()(i). A GPU moves the elements of `Arrays` (Members, portable.h).
 
 #include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
@@ -10,18 +10,21 @@ template <class T>
 struct Fill {
   T value;
   T* y;
+  using Arrays = Members<&Fill::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = value; }
 };
 
 struct Add {
   const Real* x;
   Real* y;
+  using Arrays = Members<&Add::x, &Add::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] += x[i]; }
 };
 
 struct Scale {
   Real factor;
   Real* y;
+  using Arrays = Members<&Scale::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] *= factor; }
 };
 
@@ -31,6 +34,7 @@ struct Narrow {
   Real factor;
   const Real* x;
   T* y;
+  using Arrays = Members<&Narrow::x, &Narrow::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { round_into(y[i], float(factor * x[i])); }
 };
 
@@ -38,6 +42,7 @@ template <class T>
 struct Widen {
   const T* x;
   Real* y;
+  using Arrays = Members<&Widen::x, &Widen::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = x[i]; }
 };
 
@@ -45,12 +50,14 @@ struct NormalizeImage {
   const uint8_t* x;
   Real mean, stddev;
   Real* y;
+  using Arrays = Members<&NormalizeImage::x, &NormalizeImage::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = (Real(x[i]) / 255 - mean) / stddev; }
 };
 
 struct Relu {
   const Real* x;
   Real* y;
+  using Arrays = Members<&Relu::x, &Relu::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = positive_part(x[i]); }
 };
 
@@ -58,31 +65,36 @@ struct ReluBackward {
   const Real* y;
   const Real* dy;
   Real* dx;
+  using Arrays = Members<&ReluBackward::y, &ReluBackward::dy, &ReluBackward::dx>;
   LOCKSTEP_BODY void operator()(int64_t i) const {
     const Real slope = dy[i];  // read whether needed or not: a load without a branch
     dx[i] = y[i] > 0 ? slope : Real(0);
   }
 };
 
-// One call per feature of a row: operator()(row, feature).
+// One call per feature of a row: operator()(i, row, feature), where i counts the elements of all
+// rows. A body with `FeatureArrays` reads these at `feature`, and must not use `row`, nor the
+// feature otherwise: where its arrays lead to registers, both count from there.
 
 struct AddBias {
   const Real* bias;  // [features]
-  int64_t features;
   bool relu;
   Real* y;  // [rows, features]
-  LOCKSTEP_BODY void operator()(int64_t row, int64_t f) const {
-    const Real sum = y[row * features + f] + bias[f];
-    y[row * features + f] = relu ? positive_part(sum) : sum;
+  using Arrays = Members<&AddBias::y>;
+  using FeatureArrays = Members<&AddBias::bias>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t /*row*/, int64_t f) const {
+    const Real sum = y[i] + bias[f];
+    y[i] = relu ? positive_part(sum) : sum;
   }
 };
 
 /// Column sums, for the gradient of a bias.
 struct AddColumnSums {
   const Real* dy;
-  int64_t features;
   Real* dbias;
-  LOCKSTEP_BODY Terms terms(int64_t row, int64_t f) const { return {dy[row * features + f], 0}; }
+  using Arrays = Members<&AddColumnSums::dy>;
+  using FeatureArrays = Members<>;
+  LOCKSTEP_BODY Terms terms(int64_t i, int64_t /*f*/) const { return {dy[i], 0}; }
   LOCKSTEP_BODY void finish(int64_t f, double sum, double) const { dbias[f] += Real(sum); }
 };
 

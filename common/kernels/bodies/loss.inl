@@ -58,11 +58,11 @@ struct NllLoss {
 struct NllLossBackward {
   const StepState* state;
   const int32_t* labels;
-  int64_t classes;
   Real* dx;
-  LOCKSTEP_BODY void operator()(int64_t n, int64_t k) const {
+  using Arrays = Members<&NllLossBackward::dx>;
+  LOCKSTEP_BODY void operator()(int64_t i, int64_t n, int64_t k) const {
     const Real weight = state->loss_weight;  // read whether needed or not
-    dx[n * classes + k] = k == labels[n] ? -weight : Real(0);
+    dx[i] = k == labels[n] ? -weight : Real(0);
   }
 };
 

@@ -23,6 +23,13 @@ namespace lockstep::bodies {
 /// A NaN stays a NaN: `x < 0` is false for it.
 LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
 
+/// A body names the members that point to its arrays, so that a launcher can lead them elsewhere:
+/// on a GPU to registers, into which it moved several neighbours at once (cuda/packs.cuh). `Arrays`
+/// have an element for each call; `FeatureArrays` one for each feature of a row, and are only read.
+/// The formula stays one for one element.
+template <auto... member>
+struct Members {};
+
 /// What a launcher calls for each element. A body may have a member prepared(), which computes what
 /// is the same for all elements and returns another body with it; it is called when the operation
 /// runs, once per launch or once per thread, and may read device memory.
@@ -45,8 +52,8 @@ LOCKSTEP_BODY auto prepared_for(const Body& body, int64_t parameter) {
   }
 }
 
-/// Reductions over rows are bodies with two sums per channel: terms(row, c) gives what one element
-/// adds, finish(c, sum0, sum1) turns the totals (in double) into the result.
+/// Reductions over rows are bodies with two sums per channel: terms(i, c) gives what element i
+/// adds, which is of channel c, finish(c, sum0, sum1) turns the totals (in double) into the result.
 struct Terms {
   Real first, second;
 };

@@ -3,6 +3,7 @@
 // numbers.
 
 #include <cmath>
+#include <type_traits>
 
 #include "common/kernels/bodies/elementwise.inl"
 
@@ -13,6 +14,7 @@ struct CheckFinite {
   const StepState* state;
   const Real* x;
   Health* health;
+  using Arrays = Members<&CheckFinite::x>;
   LOCKSTEP_BODY bool found(int64_t i) const { return !(x[i] - x[i] == 0); }  // NaN, inf: NaN
   LOCKSTEP_BODY void report() const {
     if (health->failed_step < 0) health->failed_step = state->step;
@@ -36,7 +38,7 @@ struct SumSquares {
   LOCKSTEP_BODY void operator()(const Team& team, int64_t number) const {
     const int64_t first = number * part;
     const int64_t here = count - first < part ? count - first : part;
-    const Real sum = team.sum(here, [=, *this](int64_t i) { return x[first + i] * x[first + i]; });
+    const Real sum = team.sum(x + first, here, [](Real value) { return value * value; });
     team.leader([=, *this] { sums[number] = sum; });
   }
 };
@@ -57,6 +59,7 @@ struct ClipToNorm {
   const Real* squares;
   Real most;
   Real* x;
+  using Arrays = Members<&ClipToNorm::x>;
   LOCKSTEP_BODY Real factor() const { return most / (std::sqrt(squares[0]) + Real(1e-6)); }
   LOCKSTEP_BODY bool enabled() const { return !(factor() >= 1); }  // a norm that is NaN shows in x
   LOCKSTEP_BODY Scale prepared() const { return {factor(), x}; }
@@ -72,6 +75,10 @@ struct SgdUpdate {
   const Real* gradient;
   Real* velocity;
   Real* weight;
+  using Arrays =
+      std::conditional_t<kMomentum,
+                         Members<&SgdUpdate::gradient, &SgdUpdate::velocity, &SgdUpdate::weight>,
+                         Members<&SgdUpdate::gradient, &SgdUpdate::weight>>;
   /// False once training has failed: the weights stay as the last good step left them.
   LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
   LOCKSTEP_BODY void operator()(int64_t i) const {

@@ -70,6 +70,10 @@ struct SerialTeam {
     return total;
   }
   template <class F>
+  Real sum(const Real* values, int64_t n, F f) const {
+    return sum(n, [=](int64_t i) { return f(values[i]); });
+  }
+  template <class F>
   void each(int64_t n, F f) const {
     for (int64_t i = 0; i < n; ++i) f(i);
   }
@@ -120,7 +124,7 @@ struct Launch {
     });
   }
 
-  /// body(row, feature) for every element of [rows, features].
+  /// body(i, row, feature) for every element i of [rows, features].
   template <class Body>
   static void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features,
                            Body body) {
@@ -129,7 +133,7 @@ struct Launch {
         const Body run = body;
         for (int64_t row = begin; row < end; ++row) {
 #pragma omp simd
-          for (int64_t f = 0; f < features; ++f) run(row, f);
+          for (int64_t f = 0; f < features; ++f) run(row * features + f, row, f);
         }
       });
     });
@@ -163,7 +167,7 @@ struct Launch {
     });
   }
 
-  /// Sums body.terms(row, c) over the rows of [rows, channels], then body.finish(c, sums). Rows are
+  /// Sums body.terms(i, c) over the rows of [rows, channels], then body.finish(c, sums). Rows are
   /// added in blocks in Real, blocks in double: fast, and the error does not grow with the rows.
   template <class Body>
   static void reduce_rows(Stream stream, const char* op, int64_t rows, int64_t channels,
@@ -182,7 +186,7 @@ struct Launch {
           for (int64_t row = block * kBlock; row < std::min(rows, (block + 1) * kBlock); ++row) {
 #pragma omp simd
             for (int64_t c = 0; c < channels; ++c) {
-              const auto terms = run.terms(row, c);
+              const auto terms = run.terms(row * channels + c, c);
               first_sum[c] += terms.first;
               second_sum[c] += terms.second;
             }

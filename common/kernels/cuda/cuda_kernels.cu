@@ -69,7 +69,7 @@ std::unique_ptr<Kernels> make_kernels() { return std::make_unique<CudaKernels>()
 
 cudaError_t kernels_fit_current_device() {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, each_kernel<uint32_t, bodies::Add>);
+  return cudaFuncGetAttributes(&attributes, each_kernel<bodies::Add>);
 }
 
 }  // namespace lockstep::cuda

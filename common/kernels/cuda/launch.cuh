@@ -15,6 +15,7 @@
 #include "common/core/tensor.h"
 #include "common/kernels/bodies/portable.h"
 #include "common/kernels/cuda/cuda_stream.h"
+#include "common/kernels/cuda/packs.cuh"
 
 namespace lockstep::cuda {
 
@@ -64,10 +65,12 @@ static_assert(Divisor<uint32_t>(1).quotient(0x7fffffff) == 0x7fffffff);
 static_assert(Divisor<uint32_t>(7).quotient(0x7fffffff) == 0x7fffffff / 7);
 static_assert(Divisor<uint32_t>(64).quotient(64 * 33 - 1) == 32);
 
-/// visit(i) for i in [0, n), over all threads of the grid.
+/// visit(i) for i in [0, n), over all threads of the grid. Unrolled, the loop would begin with a
+/// division: how often it runs.
 template <class Index, class Visit>
 __device__ __forceinline__ void grid_stride(Index n, Visit visit) {
   const Index stride = Index(gridDim.x) * blockDim.x;
+#pragma unroll 1
   for (Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) visit(i);
 }
 
@@ -91,41 +94,78 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
 
 // --- Kernels of element-wise bodies -------------------------------------------------------------
 
-template <class Index, class Body>
-__global__ void __launch_bounds__(kBlock) each_kernel(Index n, Body body) {
+template <class Body>
+__global__ void __launch_bounds__(kBlock) each_kernel(Split<Body> at, Body body) {
   if constexpr (requires { body.enabled(); }) {
     if (!body.enabled()) return;
   }
   const auto run = bodies::prepared(body);
-  grid_stride(n, [&](Index i) { run(i); });
+  if constexpr (Split<Body>::kSize > 1) {
+    grid_stride(at.packs, [&](int64_t pack) {
+      each_of_pack(run, at.first_of(pack), [](const auto& here, int k) { here(k); });
+    });
+  }
+  grid_stride(at.alone(), [&](int64_t k) { run(at.element(k)); });
 }
 
-/// A thread looks for its element's stretch only where it has left the one before.
-template <class Index, class Body>
-__global__ void __launch_bounds__(kBlock)
-    each_marked_kernel(Index n, bodies::Marked marked, Body body) {
-  if (!body.enabled()) return;
+/// The stretch of the elements that a thread comes to in ascending order, and the body for it. A
+/// thread looks for it only where it has left the one before.
+template <class Body>
+struct StretchBody {
+  bodies::Marked marked;
+  Body body;
   const Stretch* stretch = marked.stretches;
-  Index end = 0;
+  int64_t end = 0;
   bool updates = false;
-  decltype(bodies::prepared_for(body, 0)) run;
-  grid_stride(n, [&](Index i) {
-    if (i >= end) {
-      while (i >= Index(stretch->end)) ++stretch;
-      end = Index(stretch->end);
-      updates = marked.updates(*stretch);
-      run = bodies::prepared_for(body, stretch->parameter);
-    }
+  // A copy of the body from the start: so the compiler sees that only what prepared() sets differs
+  // between stretches, and keeps no registers for the rest.
+  decltype(bodies::prepared_for(body, 0)) run = body;
+
+  __device__ __forceinline__ void move_to(int64_t i) {
+    if (i < end) return;
+    while (i >= stretch->end) ++stretch;
+    end = stretch->end;
+    updates = marked.updates(*stretch);
+    run = bodies::prepared_for(body, stretch->parameter);
+  }
+  __device__ __forceinline__ void operator()(int64_t i) {
+    move_to(i);
     if (updates) run(i);
+  }
+};
+
+/// A pack in which a stretch ends is taken element by element.
+template <class Body>
+__global__ void __launch_bounds__(kBlock)
+    each_marked_kernel(Split<Body> at, bodies::Marked marked, Body body) {
+  if (!body.enabled()) return;
+  StretchBody<Body> in_packs{marked, body}, alone{marked, body};
+  grid_stride(at.packs, [&](int64_t pack) {
+    const int64_t first = at.first_of(pack), end = at.first_of(pack + 1);
+    in_packs.move_to(first);
+    if (end > in_packs.end) {
+#pragma unroll 1
+      for (int64_t i = first; i < end; ++i) in_packs(i);
+    } else if (in_packs.updates) {
+      each_of_pack(in_packs.run, first, [](const auto& here, int k) { here(k); });
+    }
   });
+  grid_stride(at.alone(), [&](int64_t k) { alone(at.element(k)); });
 }
 
-template <class Index, class Body>
+/// Rows of whole packs of kSize, or of single elements.
+template <class Index, int kSize, class Body>
 __global__ void __launch_bounds__(kBlock)
-    each_row_kernel(Index n, Divisor<Index> features, Body body) {
-  grid_stride(n, [&](Index i) {
-    const Index row = features.quotient(i);
-    body(row, i - row * features.divisor);
+    each_row_kernel(Index packs, Divisor<Index> packs_of_row, Body body) {
+  grid_stride(packs, [&](Index pack) {
+    const Index row = packs_of_row.quotient(pack);
+    const int64_t i = int64_t(pack) * kSize;
+    const int64_t feature = int64_t(pack - row * packs_of_row.divisor) * kSize;
+    if constexpr (kSize == 1) {
+      body(i, row, feature);
+    } else {
+      run_row_pack<kSize>(body, i, row, feature);
+    }
   });
 }
 
@@ -166,6 +206,27 @@ struct BlockTeam {
     load_ahead(threadIdx.x, n, blockDim.x, f, [&](Real value) { total += value; });
     return combine(total, Sum());
   }
+  /// The sum of f(values[i]), four neighbours by each thread, wherever they begin.
+  template <class F>
+  __device__ Real sum(const Real* values, int64_t n, F f) const {
+    constexpr int kSize = kWidest / sizeof(Real);
+    Real total = 0;
+    const auto add = [&](const Pack<Real, kSize>& pack) {
+      for (Real value : pack.values) total += f(value);
+    };
+    const int64_t packs = n / kSize;
+    if (may_begin_at<Pack<Real, kSize>>(values)) {
+      load_ahead(
+          threadIdx.x, packs, blockDim.x,
+          [&](int64_t i) { return load_pack<kSize, true>(values + i * kSize); }, add);
+    } else {
+      load_ahead(
+          threadIdx.x, packs, blockDim.x,
+          [&](int64_t i) { return load_pack<kSize, false>(values + i * kSize); }, add);
+    }
+    for (int64_t i = packs * kSize + threadIdx.x; i < n; i += blockDim.x) total += f(values[i]);
+    return combine(total, Sum());
+  }
   template <class F>
   __device__ void each(int64_t n, F f) const {
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
@@ -200,36 +261,49 @@ __global__ void __launch_bounds__(kBlock) each_team_kernel(int64_t rows, Body bo
 }
 
 template <class Body>
-__global__ void __launch_bounds__(kBlock) report_if_any_kernel(int64_t n, Body body) {
+__global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split<Body> at, Body body) {
   bool found = false;
+  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  const auto found_in_pack = [&](int64_t pack) {
+    bool any = false;
+    each_of_pack(body, at.first_of(pack), [&](const Body& here, int k) { any |= here.found(k); });
+    return any;
+  };
+  load_ahead(first, at.packs, step, found_in_pack, [&](bool it) { found |= it; });
   load_ahead(
-      int64_t(blockIdx.x) * blockDim.x + threadIdx.x, n, int64_t(gridDim.x) * blockDim.x,
-      [&](int64_t i) { return body.found(i); }, [&](bool it) { found |= it; });
+      first, at.alone(), step, [&](int64_t k) { return body.found(at.element(k)); },
+      [&](bool it) { found |= it; });
   // Several blocks may report: they write the same.
   if (__syncthreads_or(found) && threadIdx.x == 0) body.report();
 }
 
 // --- Sums over the rows of [rows, channels] -----------------------------------------------------
 
-// The threads of a block stand in lines of up to kTile channels, so that neighbouring threads read
-// neighbouring addresses; a line takes every (lines * gridDim.y)-th row. Who adds what depends on
-// the shape alone: the sums are the same in every run, and on every GPU.
+// The threads of a block stand in lines of up to kTile packs of channels, so that neighbouring
+// threads read neighbouring addresses; a line takes every (lines * gridDim.y)-th row. Who adds what
+// depends on the shape alone: the sums are the same in every run, and on every GPU.
 
 constexpr int64_t kTile = 32;
-constexpr int kInFlight = 8;          // rows that a thread asks for before it adds the first
-constexpr int kSumBlocks = 4;         // per multiprocessor, side by side
+constexpr int kSumBlocks = 3;         // per multiprocessor, side by side: 80 registers a thread
 constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
 static_assert(kMostBlocks <= CudaStream::kBlockCounters);
 
-/// The blocks of a sum, and the threads of each: (channels, lines).
+/// Rows that a thread asks for before it adds the first.
+template <int kSize>
+constexpr int kInFlight = kSize == 1 ? 8 : 4;
+
+/// The blocks of a sum, and the threads of each: (packs of channels, lines).
+template <int kSize>
 struct ColumnGrid {
   ColumnGrid(int64_t rows, int64_t channels) {
-    const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(channels, 1, kTile)));
-    const int64_t tiles = (channels + tile - 1) / tile, lines = kBlock / tile;
+    const int64_t packs = channels / kSize;
+    const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(packs, 1, kTile)));
+    const int64_t tiles = (packs + tile - 1) / tile, lines = kBlock / tile;
     // Rows for all that a block can have in flight, but no more blocks than are at work at once:
     // the last one adds up what all found.
     const int64_t most = std::max<int64_t>(1, kMostBlocks / std::max<int64_t>(1, tiles));
-    const int64_t blocks = std::clamp<int64_t>(rows / (kInFlight * lines), 1, most);
+    const int64_t blocks = std::clamp<int64_t>(rows / (kInFlight<kSize> * lines), 1, most);
     grid = dim3{unsigned(tiles), unsigned(blocks)};
     block = dim3{unsigned(tile), unsigned(lines)};
   }
@@ -240,47 +314,61 @@ struct alignas(16) ColumnSums {  // one load
   double first = 0, second = 0;
 };
 
-/// The sum of term(i) for i = first, first + step, ... below end. Memory answers after hundreds of
-/// cycles, so kInFlight terms are loaded at once, whatever i; which of them count is decided later.
-/// They are added in their own type, and only what that gives in double, which most GPUs add at a
-/// fraction of the speed.
-template <class Term>
-__device__ __forceinline__ ColumnSums sum_strided(int64_t first, int64_t end, int64_t step,
-                                                  Term term) {
-  ColumnSums total;
-  for (int64_t i = first; i < end; i += kInFlight * step) {
-    decltype(term(i)) terms[kInFlight];
+/// The sums of terms(i) for i = first, first + step, ... below end, for each of a pack's channels.
+/// Memory answers after hundreds of cycles, so the terms of kInFlight rows are loaded at once,
+/// whatever i; which of them count is decided later. They are added in their own type, and only
+/// what that gives in double, which most GPUs add at a fraction of the speed.
+template <int kSize, class Load>
+__device__ __forceinline__ Pack<ColumnSums, kSize> sum_strided(int64_t first, int64_t end,
+                                                               int64_t step, Load terms) {
+  constexpr int kRows = kInFlight<kSize>;
+  Pack<ColumnSums, kSize> total{};
+  for (int64_t i = first; i < end; i += kRows * step) {
+    decltype(terms(i)) rows[kRows];
     LOCKSTEP_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
+    for (int k = 0; k < kRows; ++k) {
       const int64_t at = i + k * step;
-      terms[k] = term(at < end ? at : i);
+      rows[k] = terms(at < end ? at : i);
     }
     LOCKSTEP_UNROLL
-    for (int k = 1; k < kInFlight; ++k) {
-      const bool counts = i + k * step < end;
-      terms[0].first += counts ? terms[k].first : 0;
-      terms[0].second += counts ? terms[k].second : 0;
+    for (int c = 0; c < kSize; ++c) {
+      auto sums = rows[0].values[c];
+      LOCKSTEP_UNROLL
+      for (int k = 1; k < kRows; ++k) {
+        const bool counts = i + k * step < end;
+        sums.first += counts ? rows[k].values[c].first : 0;
+        sums.second += counts ? rows[k].values[c].second : 0;
+      }
+      total.values[c].first += sums.first;
+      total.values[c].second += sums.second;
     }
-    total.first += terms[0].first;
-    total.second += terms[0].second;
   }
   return total;
 }
 
-/// The sum over the block's lines, for the threads of line 0: half of the lines to the other half.
-__device__ inline ColumnSums sum_lines(ColumnSums mine) {
-  __shared__ ColumnSums all[kBlock];
+/// What one row adds, for each channel of the pack that begins at element i.
+template <int kSize, bool kAligned, class Body>
+__device__ __forceinline__ Pack<bodies::Terms, kSize> terms_of_pack(Body body, int64_t i) {
+  Pack<bodies::Terms, kSize> terms;
+  with_packs<kSize, kAligned>(typename Body::Arrays(), body, i, [&](const Body& here) {
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kSize; ++k) terms.values[k] = here.terms(k, k);
+  });
+  return terms;
+}
+
+/// Adds up the lines of sums [lines, width], of which there are `count`, into the first one: half
+/// of the lines to the other half, and so on. All threads of the block call this.
+__device__ inline void add_lines(ColumnSums* sums, unsigned width, unsigned count) {
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  for (unsigned half = kBlock / 2; half >= blockDim.x; half /= 2) {
-    all[thread] = mine;
-    __syncthreads();
-    if (thread < half) {
-      mine.first += all[thread + half].first;
-      mine.second += all[thread + half].second;
+  __syncthreads();
+  for (unsigned half = count / 2; half >= width; half /= 2) {
+    for (unsigned i = thread; i < half; i += kBlock) {
+      sums[i].first += sums[i + half].first;
+      sums[i].second += sums[i + half].second;
     }
     __syncthreads();
   }
-  return mine;
 }
 
 /// True in all threads of the last block of this tile that comes here; what the others wrote before
@@ -299,24 +387,42 @@ __device__ inline bool is_last_block(unsigned* ticket) {
 }
 
 /// `partial` [gridDim.y, channels] holds what each block found; the last one adds it up in order.
-template <class Body>
+/// Of a tile's channels each thread first has a pack, from kSize numbers of a row at once, and then
+/// one.
+template <int kSize, bool kAligned, class Body>
 __global__ void __launch_bounds__(kBlock, kSumBlocks)
     reduce_rows_kernel(int64_t rows, int64_t channels, Body body, ColumnSums* partial,
                        unsigned* block_counters) {
-  const int64_t c = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  const bool inside = c < channels;
+  __shared__ ColumnSums all[kSize * kBlock];  // [lines, width]
+  const unsigned width = kSize * blockDim.x, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int64_t tile = int64_t(blockIdx.x) * width, pack = tile + kSize * threadIdx.x;
   const int64_t line = blockIdx.y * blockDim.y + threadIdx.y, lines = blockDim.y * gridDim.y;
-  ColumnSums sums =
-      sum_strided(line, inside ? rows : 0, lines, [&](int64_t row) { return body.terms(row, c); });
-  sums = sum_lines(sums);
-  if (gridDim.y > 1) {
-    if (inside && threadIdx.y == 0) partial[blockIdx.y * channels + c] = sums;
-    if (!is_last_block(block_counters + blockIdx.x)) return;
-    sums = sum_strided(threadIdx.y, inside ? gridDim.y : 0, blockDim.y,
-                       [&](int64_t block) { return partial[block * channels + c]; });
-    sums = sum_lines(sums);
+  Pack<ColumnSums, kSize> sums{};
+  if (pack < channels && line < rows) {
+    Body mine = body;  // finish() needs the arrays themselves
+    with_packs<kSize, false>(typename Body::FeatureArrays(), mine, pack, [&](const Body& here) {
+      sums = sum_strided<kSize>(line, rows, lines, [&](int64_t row) {
+        return terms_of_pack<kSize, kAligned>(here, row * channels + pack);
+      });
+    });
   }
-  if (inside && threadIdx.y == 0) body.finish(c, sums.first, sums.second);
+  LOCKSTEP_UNROLL
+  for (int k = 0; k < kSize; ++k) all[kSize * thread + k] = sums.values[k];
+  add_lines(all, width, kSize * kBlock);
+  const bool has_result = thread < width && tile + thread < channels;
+  if (gridDim.y > 1) {
+    if (has_result) partial[blockIdx.y * channels + tile + thread] = all[thread];
+    if (!is_last_block(block_counters + blockIdx.x)) return;
+    // thread / width, its rest, and how many lines there are now, without a division.
+    const unsigned block_line = threadIdx.y / kSize, block_lines = blockDim.y / kSize;
+    const int64_t c = tile + threadIdx.y % kSize * blockDim.x + threadIdx.x;
+    const auto of_blocks = sum_strided<1>(
+        block_line, c < channels ? gridDim.y : 0, block_lines,
+        [&](int64_t block) { return Pack<ColumnSums, 1>{partial[block * channels + c]}; });
+    all[thread] = of_blocks.values[0];
+    add_lines(all, width, kBlock);
+  }
+  if (has_result) body.finish(tile + thread, all[thread].first, all[thread].second);
 }
 
 // --- Launchers ----------------------------------------------------------------------------------
@@ -333,6 +439,24 @@ void launch_pixels(const CudaStream& s, const Shape& shape, Body body) {
   });
 }
 
+/// Part of an operation: body(i, row, feature) for rows of whole packs.
+template <class Index, int kSize, class Body>
+void launch_row_packs(const CudaStream& s, int64_t rows, int64_t features, Body body) {
+  const int64_t packs = rows * features / kSize;
+  const unsigned blocks = blocks_for(packs, s, each_row_kernel<Index, kSize, Body>);
+  each_row_kernel<Index, kSize, Body>
+      <<<blocks, kBlock, 0, s.raw()>>>(Index(packs), Divisor<Index>{Index(features / kSize)}, body);
+}
+
+/// Part of an operation: sums over the rows of [rows, channels].
+template <int kSize, bool kAligned, class Body>
+void launch_reduction(CudaStream& s, int64_t rows, int64_t channels, Body body) {
+  const ColumnGrid<kSize> at(rows, channels);
+  void* partial = s.scratch(at.grid.y * size_t(channels) * sizeof(ColumnSums));
+  reduce_rows_kernel<kSize, kAligned, Body><<<at.grid, at.block, 0, s.raw()>>>(
+      rows, channels, body, static_cast<ColumnSums*>(partial), s.block_counters());
+}
+
 /// The launchers of GPUs, for BodyKernels (kernels.inl).
 struct Launch {
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
@@ -341,10 +465,9 @@ struct Launch {
   static void for_each(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(n, [&](auto count) {
-        const unsigned blocks = blocks_for(n, s, each_kernel<decltype(count), Body>);
-        each_kernel<<<blocks, kBlock, 0, raw>>>(count, body);
-      });
+      const Split at = split(n, body);
+      const unsigned blocks = blocks_for(at.packs + at.alone(), s, each_kernel<Body>);
+      each_kernel<<<blocks, kBlock, 0, raw>>>(at, body);
     });
   }
 
@@ -354,24 +477,26 @@ struct Launch {
                               Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(n, [&](auto count) {
-        const unsigned blocks = blocks_for(n, s, each_marked_kernel<decltype(count), Body>);
-        each_marked_kernel<<<blocks, kBlock, 0, raw>>>(count, marked, body);
-      });
+      const Split at = split(n, body);
+      const unsigned blocks = blocks_for(at.packs + at.alone(), s, each_marked_kernel<Body>);
+      each_marked_kernel<<<blocks, kBlock, 0, raw>>>(at, marked, body);
     });
   }
 
-  /// body(row, feature) for every element of [rows, features].
+  /// body(i, row, feature) for every element i of [rows, features].
   template <class Body>
   static void for_each_row(Stream stream, const char* op, int64_t rows, int64_t features,
                            Body body) {
     CudaStream& s = cuda_stream(stream);
-    s.enqueue(op, [&](cudaStream_t raw) {
-      with_narrow_index(rows * features, [&](auto count) {
-        using Index = decltype(count);
-        const unsigned blocks = blocks_for(rows * features, s, each_row_kernel<Index, Body>);
-        each_row_kernel<<<blocks, kBlock, 0, raw>>>(count, Divisor<Index>{Index(features)}, body);
-      });
+    s.enqueue(op, [&](cudaStream_t) {
+      constexpr int kSize = kPackSize<Body>;
+      if (rows_are_packs<kSize>(rows, features, body)) {
+        launch_row_packs<uint32_t, kSize>(s, rows, features, body);
+      } else {
+        with_narrow_index(rows * features, [&](auto count) {
+          launch_row_packs<decltype(count), 1>(s, rows, features, body);
+        });
+      }
     });
   }
 
@@ -400,21 +525,26 @@ struct Launch {
   static void report_if_any(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t raw) {
-      const unsigned blocks = blocks_for(n, s, report_if_any_kernel<Body>);
-      report_if_any_kernel<<<blocks, kBlock, 0, raw>>>(n, body);
+      const Split at = split(n, body);
+      const unsigned blocks = blocks_for(at.packs + at.alone(), s, report_if_any_kernel<Body>);
+      report_if_any_kernel<<<blocks, kBlock, 0, raw>>>(at, body);
     });
   }
 
-  /// Sums body.terms(row, c) over the rows of [rows, channels], then body.finish(c, sums).
+  /// Sums body.terms(i, c) over the rows of [rows, channels], then body.finish(c, sums).
   template <class Body>
   static void reduce_rows(Stream stream, const char* op, int64_t rows, int64_t channels,
                           Body body) {
     CudaStream& s = cuda_stream(stream);
-    s.enqueue(op, [&](cudaStream_t raw) {
-      const ColumnGrid at(rows, channels);
-      void* partial = s.scratch(at.grid.y * size_t(channels) * sizeof(ColumnSums));
-      reduce_rows_kernel<<<at.grid, at.block, 0, raw>>>(
-          rows, channels, body, static_cast<ColumnSums*>(partial), s.block_counters());
+    s.enqueue(op, [&](cudaStream_t) {
+      constexpr int kSize = kPackSize<Body>;
+      if (channels % kSize != 0) {
+        launch_reduction<1, true>(s, rows, channels, body);
+      } else if (packs_begin_at<kSize>(0, body, typename Body::Arrays())) {
+        launch_reduction<kSize, true>(s, rows, channels, body);
+      } else {  // the same sums in the same order
+        launch_reduction<kSize, false>(s, rows, channels, body);
+      }
     });
   }
 };

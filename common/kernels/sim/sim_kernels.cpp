@@ -144,6 +144,10 @@ class SimKernels final : public Kernels {
     pass(s, "batch_norm_prepare", statistics, running_mean, running_mean, running_var, running_var,
          norm);
   }
+  void batch_norm_measure(Stream s, const Tensor& x, Real, Real, const Tensor& running_mean,
+                          const Tensor& running_var, const Tensor& norm) override {
+    pass(s, "batch_norm_measure", x, running_mean, running_mean, running_var, running_var, norm);
+  }
   void batch_norm_prepare_eval(Stream s, const Tensor& running_mean, const Tensor& running_var,
                                Real, const Tensor& norm) override {
     pass(s, "batch_norm_prepare_eval", running_mean, running_var, norm);
@@ -153,13 +157,10 @@ class SimKernels final : public Kernels {
     pass(s, "batch_norm", x, norm, weight, bias, skip, y);
   }
   void batch_norm_backward_sums(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
-                                const Tensor& weight, const Tensor& bias, bool,
-                                const Tensor& sums) override {
-    pass(s, "batch_norm_backward_sums", x, dy, norm, weight, bias, sums);
-  }
-  void batch_norm_backward_parameters(Stream s, const Tensor& norm, const Tensor& sums,
-                                      const Tensor& dweight, const Tensor& dbias) override {
-    pass(s, "batch_norm_backward_parameters", norm, sums, dweight, dweight, dbias, dbias);
+                                const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,
+                                const Tensor& dweight, const Tensor& dbias) override {
+    pass(s, "batch_norm_backward_sums", x, dy, norm, weight, bias, sums, dweight, dweight, dbias,
+         dbias);
   }
   void batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
                                  const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,

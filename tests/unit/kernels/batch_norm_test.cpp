@@ -59,6 +59,14 @@ TEST_CASE("Batch normalisation is the textbook's, in training and evaluation", "
                              norm);
   kernels.batch_norm(d.stream, input, norm, w, b, added, relu, y);
   const Values new_mean = running_mean.to_host(), new_var = running_var.to_host();
+  const Values two_steps = norm.to_host();
+  running_mean.copy_from_host(old_mean);
+  running_var.copy_from_host(old_var);
+  kernels.batch_norm_measure(d.stream, input, Real(kEps), Real(0.1), running_mean, running_var,
+                             norm);
+  CHECK(norm.to_host() == two_steps);
+  CHECK(running_mean.to_host() == new_mean);
+  CHECK(running_var.to_host() == new_var);
   // A momentum of 0 leaves the running statistics alone.
   kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), 0, running_mean, running_var, norm);
   CHECK(running_mean.to_host() == new_mean);
@@ -109,8 +117,7 @@ TEST_CASE("Backward of batch normalisation is the textbook's", "[kernels][row12]
   Kernels& kernels = d.kernels();
   kernels.batch_norm_statistics(d.stream, input, statistics);
   kernels.batch_norm_prepare(d.stream, statistics, Real(kEps), 0, dbias, dbias, norm);
-  kernels.batch_norm_backward_sums(d.stream, input, slope, norm, w, b, relu, sums);
-  kernels.batch_norm_backward_parameters(d.stream, norm, sums, dweight, dbias);
+  kernels.batch_norm_backward_sums(d.stream, input, slope, norm, w, b, relu, sums, dweight, dbias);
   kernels.batch_norm_backward_input(d.stream, input, slope, norm, w, b, relu, sums, dx);
 
   Doubles expected_dx(x.size()), expected_sums(2 * channels);
