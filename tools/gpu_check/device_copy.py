@@ -19,14 +19,14 @@ class CudaError(Exception):
 
 
 class Runtime:
-    """Calls of a library, each checked."""
+    """The calls of a shared library by their names, each checked."""
 
     def __init__(self, path):
-        self.library = ctypes.CDLL(path)
+        self.calls = ctypes.CDLL(path)
 
     def __getattr__(self, name):
         def call(*arguments):
-            status = getattr(self.library, name)(*arguments)
+            status = getattr(self.calls, name)(*arguments)
             if status:
                 raise CudaError(f"{name} failed with error {status}")
         return call
