@@ -202,9 +202,10 @@ struct StageTimes {
   std::string passes{};
 };
 
-/// The second step, as the first one's messages tell extents. A layer for each stage.
-StageTimes times_of_stage(const SimulatedRanks& ranks, const std::string& profile,
-                          const PipelinePlan& plan) {
+/// The second step, as the first one's messages tell extents. A layer for each stage. Threads
+/// become ranks in the order in which they come: the times of rank r go to times[r].
+void time_a_stage(const SimulatedRanks& ranks, const std::string& profile, const PipelinePlan& plan,
+                  std::vector<StageTimes>& times) {
   ProcessGroup group = init_process_group({.simulated = ranks});
   const auto ids = parse_devices(fmt::format("sim:{}x{}", profile, ranks.per_host));
   const auto device = open_device(group.device_of(ids), {});
@@ -226,7 +227,7 @@ StageTimes times_of_stage(const SimulatedRanks& ranks, const std::string& profil
     return StageTimes{1e-6 * double(device->now_ns()), 1e3 * stage.seconds_waited()};
   };
   const StageTimes first = step(), both = step();
-  return {both.step - first.step, both.waited - first.waited, made};
+  times[size_t(group.rank())] = {both.step - first.step, both.waited - first.waited, made};
 }
 
 std::vector<StageTimes> times_of_stages(int stages, double message_seconds,
@@ -235,8 +236,8 @@ std::vector<StageTimes> times_of_stages(int stages, double message_seconds,
   const std::string profile = write_profile(folder, message_seconds);
   const SimulatedRanks ranks{.world_size = stages, .per_host = stages, .kinds = stages};
   std::vector<StageTimes> times(size_t(stages), StageTimes{});
-  const Words errors = run_ranks(
-      stages, [&](int number) { times[size_t(number)] = times_of_stage(ranks, profile, plan); });
+  const Words errors =
+      run_ranks(stages, [&](int /*thread*/) { time_a_stage(ranks, profile, plan, times); });
   CHECK(errors == Words(size_t(stages)));
   return times;
 }
