@@ -28,8 +28,8 @@ void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip
   for (const DeviceBatch& part : micro_batches) {
     context.facts.last_contribution = &part == &micro_batches.back();  // else no_sync
     context.facts.first_sample = part.first;                           // for dropout's masks
-    const Tensor images = feeder.normalize(part, context);
-    const Tensor scores = model.network->forward(images, context);
+    const AnyTensor images = feeder.normalize(part, context);
+    const AnyTensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
   }

@@ -44,6 +44,8 @@ struct Options {
   OrderKind order = OrderKind::loader;
   BatchSplit emulate{};
   bool dropout = false;
+  Precision precision = Precision::real;
+  int64_t growth_interval = 2000;
   std::string devices;  // empty: default_devices()
   int nodes = 1;        // simulated hosts
   int threads_per_device = 1;
