@@ -20,7 +20,7 @@ namespace lockstep {
 
 /// `Launch` is how a body runs on a backend's devices (cpu/launch.h, cuda/launch.cuh): static
 /// members for_each, for_each_marked, for_each_row, for_each_pixel, for_each_team, reduce_rows and
-/// report_if_any, each taking (Stream, const char* op, extents..., body).
+/// report_if_any, each taking (Stream, const char* op, extents..., body); and kSixteenBits.
 template <class Launch>
 class BodyKernels : public Kernels {
  public:
@@ -35,7 +35,7 @@ class BodyKernels : public Kernels {
   }
 
   void add(Stream s, const AnyTensor& x, const AnyTensor& y) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const auto launch = [&](auto body) { Launch::for_each(s, "add", y.elements(), body); };
       if (y.type() == kTypeOf<Real>) {
@@ -67,7 +67,7 @@ class BodyKernels : public Kernels {
 
   void normalize_images(Stream s, const ByteTensor& x, Real mean, Real stddev,
                         const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       Launch::for_each(s, "normalize_images", y.elements(),
                        bodies::NormalizeImage<T>{x.on(s), mean, stddev, y.on<T>(s)});
@@ -75,7 +75,7 @@ class BodyKernels : public Kernels {
   }
 
   void relu(Stream s, const AnyTensor& x, const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       Launch::for_each(s, "relu", y.elements(), bodies::Relu<T>{x.on<T>(s), y.on<T>(s)});
     });
@@ -83,7 +83,7 @@ class BodyKernels : public Kernels {
 
   void relu_backward(Stream s, const AnyTensor& y, const AnyTensor& dy,
                      const AnyTensor& dx) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       Launch::for_each(s, "relu_backward", dx.elements(),
                        bodies::ReluBackward<T>{y.on<T>(s), dy.on<T>(s), dx.on<T>(s)});
@@ -91,7 +91,7 @@ class BodyKernels : public Kernels {
   }
 
   void to_channels_first(Stream s, const AnyTensor& x, const AnyTensor& y) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const Shape& nhwc = x.shape();
       Launch::for_each_pixel(
@@ -101,7 +101,7 @@ class BodyKernels : public Kernels {
   }
 
   void to_channels_last(Stream s, const AnyTensor& x, const AnyTensor& y) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const Shape& nhwc = y.shape();
       Launch::for_each_pixel(
@@ -113,7 +113,7 @@ class BodyKernels : public Kernels {
   // --- Bias --------------------------------------------------------------------------------------
 
   void add_bias(Stream s, const Tensor& bias, bool relu, const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_row(s, "add_bias", rows_of(y), channels_of(y),
                            bodies::AddBias<T>{bias.on(s), relu, y.on<T>(s)});
@@ -121,7 +121,7 @@ class BodyKernels : public Kernels {
   }
 
   void add_column_sums(Stream s, const AnyTensor& dy, const Tensor& dbias) override {
-    with_numbers(dy.type(), [&](auto number) {
+    with_numbers_of(dy, [&](auto number) {
       using T = decltype(number);
       Launch::reduce_rows(s, "add_column_sums", rows_of(dy), channels_of(dy),
                           bodies::AddColumnSums<T>{dy.on<T>(s), dbias.on(s)});
@@ -132,7 +132,7 @@ class BodyKernels : public Kernels {
 
   void max_pool2d(Stream s, const Window2d& g, bool relu, const AnyTensor& x, const AnyTensor& y,
                   const Positions& where) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       const auto launch = [&](auto body) {
         Launch::for_each_pixel(s, "max_pool2d", g.output(), body);
@@ -147,7 +147,7 @@ class BodyKernels : public Kernels {
 
   void max_pool2d_backward(Stream s, const Window2d& g, const AnyTensor& dy, const Positions& where,
                            const AnyTensor& dx) override {
-    with_numbers(dx.type(), [&](auto number) {
+    with_numbers_of(dx, [&](auto number) {
       using T = decltype(number);
       const auto launch = [&](auto body) {
         Launch::for_each_pixel(s, "max_pool2d_backward", g.input(), body);
@@ -162,7 +162,7 @@ class BodyKernels : public Kernels {
   }
 
   void adaptive_avg_pool2d(Stream s, const AnyTensor& x, const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_pixel(
           s, "adaptive_avg_pool2d", y.shape(),
@@ -172,7 +172,7 @@ class BodyKernels : public Kernels {
   }
 
   void adaptive_avg_pool2d_backward(Stream s, const AnyTensor& dy, const AnyTensor& dx) override {
-    with_numbers(dx.type(), [&](auto number) {
+    with_numbers_of(dx, [&](auto number) {
       using T = decltype(number);
       const Shape& in = dx.shape();
       const auto launch = [&](auto body) {
@@ -191,7 +191,7 @@ class BodyKernels : public Kernels {
   // --- Batch normalisation -----------------------------------------------------------------------
 
   void batch_norm_statistics(Stream s, const AnyTensor& x, const Tensor& statistics) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       Launch::reduce_rows(s, "batch_norm_statistics", rows_of(x), channels_of(x),
                           bodies::BatchNormStatistics<T>{x.on<T>(s), x.on<T>(s), rows_of(x),
@@ -218,7 +218,7 @@ class BodyKernels : public Kernels {
   void batch_norm_measure(Stream s, const AnyTensor& x, Real eps, Real momentum,
                           const Tensor& running_mean, const Tensor& running_var,
                           const Tensor& norm) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const int64_t channels = channels_of(x);
       Launch::reduce_rows(
@@ -240,7 +240,7 @@ class BodyKernels : public Kernels {
   void batch_norm(Stream s, const AnyTensor& x, const Tensor& norm, const Tensor& weight,
                   const Tensor& bias, const AnyTensor& skip, bool relu,
                   const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       const auto launch = [&](auto with_relu, auto with_skip) {
         Launch::for_each_row(s, "batch_norm", rows_of(x), channels_of(x),
@@ -261,7 +261,7 @@ class BodyKernels : public Kernels {
                                 const Tensor& norm, const Tensor& weight, const Tensor& bias,
                                 bool relu, const Tensor& sums, const Tensor& dweight,
                                 const Tensor& dbias) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const auto launch = [&](auto with_relu) {
         Launch::reduce_rows(s, "batch_norm_backward_sums", rows_of(x), channels_of(x),
@@ -276,7 +276,7 @@ class BodyKernels : public Kernels {
   void batch_norm_backward_input(Stream s, const AnyTensor& x, const AnyTensor& dy,
                                  const Tensor& norm, const Tensor& weight, const Tensor& bias,
                                  bool relu, const Tensor& sums, const AnyTensor& dx) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       const int64_t channels = channels_of(x);
       const auto launch = [&](auto with_relu) {
@@ -294,7 +294,7 @@ class BodyKernels : public Kernels {
 
   void dropout_mask(Stream s, const StepStateTensor& state, DropoutKey key, Real p,
                     const AnyTensor& mask) override {
-    with_numbers(mask.type(), [&](auto number) {
+    with_numbers_of(mask, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_row(s, "dropout_mask", rows_of(mask), channels_of(mask),
                            bodies::DropoutMask<T>{state.on(s), key, p, mask.on<T>(s)});
@@ -303,7 +303,7 @@ class BodyKernels : public Kernels {
 
   void apply_mask(Stream s, const AnyTensor& x, const AnyTensor& mask,
                   const AnyTensor& y) override {
-    with_numbers(y.type(), [&](auto number) {
+    with_numbers_of(y, [&](auto number) {
       using T = decltype(number);
       const int64_t rows_per_sample = rows_of(x) / std::max<int64_t>(1, rows_of(mask));
       Launch::for_each_row(s, "apply_mask", rows_of(x), channels_of(x),
@@ -315,7 +315,7 @@ class BodyKernels : public Kernels {
   // --- Loss and metrics --------------------------------------------------------------------------
 
   void log_softmax(Stream s, const AnyTensor& x, const Tensor& y) override {
-    with_numbers(x.type(), [&](auto number) {
+    with_numbers_of(x, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_team(s, "log_softmax", rows_of(x), channels_of(x),
                             bodies::LogSoftmax<T>{x.on<T>(s), channels_of(x), y.on(s)});
@@ -324,7 +324,7 @@ class BodyKernels : public Kernels {
 
   void log_softmax_backward(Stream s, const Tensor& y, const Tensor& dy,
                             const AnyTensor& dx) override {
-    with_numbers(dx.type(), [&](auto number) {
+    with_numbers_of(dx, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_team(
           s, "log_softmax_backward", rows_of(y), channels_of(y),
@@ -348,7 +348,7 @@ class BodyKernels : public Kernels {
 
   void count_correct(Stream s, const AnyTensor& scores, const LabelTensor& labels,
                      const CountTensor& count) override {
-    with_numbers(scores.type(), [&](auto number) {
+    with_numbers_of(scores, [&](auto number) {
       using T = decltype(number);
       Launch::for_each_team(
           s, "count_correct", 1, labels.elements(),
@@ -429,6 +429,17 @@ class BodyKernels : public Kernels {
   }
 
  private:
+  /// Calls work(T()) with the type of x's numbers. A backend whose products are in Real alone has
+  /// no bodies for other types: AnyTensor::on() refuses them.
+  template <class Work>
+  static void with_numbers_of(const AnyTensor& x, Work work) {
+    if constexpr (Launch::kSixteenBits) {
+      with_numbers(x.type(), work);
+    } else {
+      work(Real());
+    }
+  }
+
   // An activation is [rows, channels]: its last extent is the channels (features, classes), all
   // others are rows.
   template <class AnyKind>

@@ -12,7 +12,6 @@ struct ScaleLoss {
   Real* x;
   using Arrays = Members<&ScaleLoss::x>;
   LOCKSTEP_BODY Scale prepared() const { return {health->scale, x}; }
-  LOCKSTEP_BODY void operator()(int64_t i) const { x[i] *= health->scale; }
 };
 
 /// A scale is a power of two: no digit changes.
@@ -21,7 +20,6 @@ struct Unscale {
   Real* x;
   using Arrays = Members<&Unscale::x>;
   LOCKSTEP_BODY Scale prepared() const { return {1 / health->scale, x}; }
-  LOCKSTEP_BODY void operator()(int64_t i) const { x[i] *= 1 / health->scale; }
 };
 
 /// "Is there an i with found(i)?", then once, if so, report().
@@ -40,15 +38,17 @@ struct UpdateScale {
   int64_t growth_interval;
   Health* health;
   LOCKSTEP_BODY void operator()(int64_t /*i*/) const {
-    if (health->skipped_step == state->step) {
-      health->scale /= 2;
-      health->good_steps = 0;
-      ++health->skipped;
-    } else if (++health->good_steps == growth_interval) {
-      const Real twice = 2 * health->scale;
-      if (twice - twice == 0) health->scale = twice;  // not infinite
-      health->good_steps = 0;
+    Health now = *health;  // read at once: no load waits for a decision
+    const bool skipped = now.skipped_step == state->step;
+    const Real twice = 2 * now.scale;
+    now.good_steps = skipped ? 0 : now.good_steps + 1;
+    now.skipped += skipped ? 1 : 0;
+    if (skipped) now.scale /= 2;
+    if (now.good_steps == growth_interval) {
+      now.good_steps = 0;
+      if (twice - twice == 0) now.scale = twice;  // not infinite
     }
+    *health = now;
   }
 };
 
