@@ -52,19 +52,19 @@ void train(const DdpStageOptions& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const FlatParameters parameters(*model.network, stream);
+  const FlatParameters parameters(*model.network, stream, options.precision);
   initialize(parameters, options.init, options.seed);
   load_weights(group, options.load, *model.network);
-  const Optimizer optimizer(parameters, options.optimizer_rule());
   const ClipByNorm clip(parameters, options.step.clip_norm);
   Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, options);
+  const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, *comm, options.step.sharding());
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, *comm));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));
@@ -106,6 +106,7 @@ int main(int argc, char** argv) {
       {.name = "04-ddp",
        .summary = "Stage 04: one process per device (DistributedDataParallel).",
        .baseline = "01-single-gpu",
+       .bf16 = true,
        .emulate = [&](size_t devices) { return options.step.emulation(devices); },
        .order = lockstep::OrderKind::sampler,
        .start_ranks = [&] { return start_ranks(options, options.ranks); }},

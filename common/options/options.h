@@ -108,6 +108,8 @@ struct ProgramInfo {
   /// ("01-single-gpu"). Empty: this is that program, or the reference next to it; it has --graph
   /// instead of --baseline.
   std::string baseline{};
+  /// With a baseline: whether its layers compute in bf16, too. Without one they do in fp16, too.
+  bool bf16 = false;
   /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
   /// If this program's batch normalisation sees only a part of the batch: the value of --emulate
