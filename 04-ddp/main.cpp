@@ -106,7 +106,6 @@ int main(int argc, char** argv) {
       {.name = "04-ddp",
        .summary = "Stage 04: one process per device (DistributedDataParallel).",
        .baseline = "01-single-gpu",
-       .bf16 = true,
        .emulate = [&](size_t devices) { return options.step.emulation(devices); },
        .order = lockstep::OrderKind::sampler,
        .start_ranks = [&] { return start_ranks(options, options.ranks); }},

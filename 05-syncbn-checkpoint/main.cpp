@@ -121,7 +121,6 @@ int main(int argc, char** argv) {
       {.name = "05-syncbn-checkpoint",
        .summary = "Stage 05: SyncBatchNorm and rank-0 checkpoints.",
        .baseline = "01-single-gpu",
-       .bf16 = true,
        .emulate = [&](size_t devices) { return options.sync_bn.emulation(options.step, devices); },
        .order = lockstep::OrderKind::sampler,
        .model = lockstep::ModelKind::seed_bn,

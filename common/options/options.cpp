@@ -167,8 +167,8 @@ void check_precision(const ProgramInfo& program, const OptionParser& parser, con
   if (sizeof(Real) > sizeof(float)) {
     expected("float64", "this build computes in that alone; use one without -Dprecision=double");
   }
-  if (!program.baseline.empty() && !(program.bf16 && o.precision == Precision::bf16)) {
-    expected(program.bf16 ? "float32 or bf16" : "float32",
+  if (!program.baseline.empty() && !(o.has_bf16() && o.precision == Precision::bf16)) {
+    expected(o.has_bf16() ? "float32 or bf16" : "float32",
              "this stage's layers compute in nothing else; stage 01 has bf16 and fp16, stages 04 "
              "and 05 have bf16");
   }

@@ -66,6 +66,8 @@ struct Options {
   virtual void add_to(OptionParser& parser);
   /// Whether a rank has a part of the network: all ranks then read and write whole weights.
   virtual bool splits_network() const { return false; }
+  /// Of a stage after 01: whether its layers compute in bf16, too. Stage 01 has fp16 as well.
+  virtual bool has_bf16() const { return false; }
   /// The ranks of a simulated job of several processes: one for each device.
   virtual SimulatedRanks simulated_ranks() const;
 
@@ -108,8 +110,6 @@ struct ProgramInfo {
   /// ("01-single-gpu"). Empty: this is that program, or the reference next to it; it has --graph
   /// instead of --baseline.
   std::string baseline{};
-  /// With a baseline: whether its layers compute in bf16, too. Without one they do in fp16, too.
-  bool bf16 = false;
   /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
   /// If this program's batch normalisation sees only a part of the batch: the value of --emulate
