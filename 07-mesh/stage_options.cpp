@@ -74,6 +74,7 @@ void MeshStageOptions::add_to(OptionParser& parser) {
       if (parser.given(option.name)) given.insert(option.name);
     }
     check_axes(mesh, given);
+    ranks.place_of = [shape = mesh](int rank) { return shape.place_of(rank); };
     check_message_types(sharding.messages);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
