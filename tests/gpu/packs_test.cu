@@ -55,6 +55,17 @@ void check(const char* name, int64_t n, int64_t x, int64_t y, const Body& body) 
   expect(at.packs == packs, "not as many packs as can be", name, n, where);
 }
 
+/// Rows of `features` numbers of which y begins `rows` and a bias `bias` elements after a place
+/// where packs of both may begin.
+void check_rows(int64_t features, int64_t rows, int64_t bias, const bodies::AddBias& body) {
+  constexpr int kSize = cuda::kPackSize<bodies::AddBias>;
+  const bool found = cuda::rows_are_packs<kSize>(3, features, body);
+  const bool expected = features % kSize == 0 && rows % kSize == 0 && bias % kSize == 0;
+  char where[64];
+  std::snprintf(where, sizeof where, "rows begin at %d, the bias at %d", int(rows), int(bias));
+  expect(found == expected, found ? "in packs" : "not in packs", "AddBias", features, where);
+}
+
 }  // namespace
 
 int main() {
@@ -65,6 +76,13 @@ int main() {
       for (int64_t y = 0; y < 17; ++y) {
         check("Add", n, x, y, bodies::Add{wide + x, more + y});
         check("NormalizeImage", n, x, y, bodies::NormalizeImage{bytes + x, 0, 1, wide + y});
+      }
+    }
+  }
+  for (int64_t features = 1; features <= 20; ++features) {
+    for (int64_t rows = 0; rows < 5; ++rows) {
+      for (int64_t bias = 0; bias < 5; ++bias) {
+        check_rows(features, rows, bias, {more + bias, false, wide + rows});
       }
     }
   }
