@@ -20,9 +20,9 @@ namespace {
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
 void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
                 const DeviceBatch& batch, Context& context, const Tensor& loss) {
-  const Tensor images = feeder.normalize(batch, context);
+  const AnyTensor images = feeder.normalize(batch, context);
   optimizer.zero_gradients();  // and the loss: both add up
-  const Tensor scores = model.network->forward(images, context);
+  const AnyTensor scores = model.network->forward(images, context);
   model.loss->forward(scores, batch.labels, loss, context);
   model.network->backward(model.loss->backward(batch.labels, context), context);
   optimizer.step(context.state(), loss);
@@ -40,7 +40,7 @@ void train(const Options& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const FlatParameters parameters(*model.network, stream);
+  const FlatParameters parameters(*model.network, stream, options.precision);
   initialize(parameters, options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
@@ -50,7 +50,7 @@ void train(const Options& options) {
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision, optimizer.loss_scale());
   StepGraph graph(context, options.graph, options.batch_size);
   const Tensor loss = parameters.loss();
   TrainingLog log("01-single-gpu", options, stream, {device.get()}, data.train.count());

@@ -34,7 +34,7 @@ void train_step(Model& model, const Optimizer& optimizer, Feeder& feeder, Contex
     const DeviceBatch& part = feeder.feed(batch, parts[i], context);
     graph.run(parts[i].count, [&] {
       if (first) optimizer.zero_gradients();
-      const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+      const AnyTensor scores = model.network->forward(feeder.normalize(part, context), context);
       model.loss->forward(scores, part.labels, loss, context);
       model.network->backward(model.loss->backward(part.labels, context), context);
       if (last) optimizer.step(context.state(), loss);
@@ -55,7 +55,7 @@ void train(const Options& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const FlatParameters parameters(*model.network, stream);
+  const FlatParameters parameters(*model.network, stream, options.precision);
   initialize(parameters, options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
@@ -65,7 +65,7 @@ void train(const Options& options) {
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision, optimizer.loss_scale());
   StepGraph graph(context, options.graph, options.batch_size);
   const Tensor loss = parameters.loss();
   TrainingLog log("reference", options, stream, {device.get()}, data.train.count());

@@ -25,7 +25,7 @@ DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters&
 
 // --- The passes ----------------------------------------------------------------------------------
 
-Tensor DataParallel::forward(const Tensor& x, Context& context) {
+AnyTensor DataParallel::forward(const AnyTensor& x, Context& context) {
   root().context = &context;
   if (context.facts.training) {
     phases_.start();
@@ -48,7 +48,7 @@ Tensor DataParallel::forward(const Tensor& x, Context& context) {
   return y;
 }
 
-Tensor DataParallel::backward(const Tensor& dy, Context& context) {
+AnyTensor DataParallel::backward(const AnyTensor& dy, Context& context) {
   root().context = &context;
   phases_.end("loss");
   parallel_backward(scatter(dy));

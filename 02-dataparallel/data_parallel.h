@@ -31,10 +31,10 @@ class DataParallel final : public Module {
                const MakeReplica& make_replica, const std::vector<Stream>& streams);
 
   /// scatter, replicate, parallel_apply, gather. x and the result are on device 0.
-  Tensor forward(const Tensor& x, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
   /// The transposes in reverse order: dy is scattered, backward runs on all devices, the gradients
   /// are added up on device 0. Returns no gradient of the input.
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   /// Times of scatter, replicate, forward, gather, loss (the time between the passes), backward and
   /// reduce, in training.

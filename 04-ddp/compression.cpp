@@ -18,7 +18,7 @@ void check_compression(std::string_view option, std::string_view what, const Opt
 
 Bf16Tensor Bf16Messages::rounded(Real factor, const Tensor& x) const {
   const Bf16Tensor message = Bf16Tensor::empty(stream_, x.shape());
-  stream_.kernels().to_bf16(stream_, factor, x, message);
+  stream_.kernels().to_sixteen_bits(stream_, factor, x, message);
   return message;
 }
 
@@ -30,22 +30,22 @@ Bf16Tensor Bf16Messages::part_of_this_rank(const Bf16Tensor& message) const {
 void Bf16Messages::all_reduce(Real factor, const Tensor& x) const {
   const Bf16Tensor message = rounded(factor, x);
   comm_.all_reduce(stream_, message);
-  stream_.kernels().from_bf16(stream_, message, x);
+  stream_.kernels().from_sixteen_bits(stream_, message, x);
 }
 
 void Bf16Messages::reduce_scatter(const Tensor& x, const Tensor& mine) const {
   const Bf16Tensor message = rounded(1, x);
   const Bf16Tensor sum = part_of_this_rank(message);
   comm_.reduce_scatter(stream_, message, sum);
-  stream_.kernels().from_bf16(stream_, sum, mine);
+  stream_.kernels().from_sixteen_bits(stream_, sum, mine);
 }
 
 void Bf16Messages::all_gather(const Tensor& mine, const Tensor& x) const {
   const Bf16Tensor message = Bf16Tensor::empty(stream_, x.shape());
   const Bf16Tensor part = part_of_this_rank(message);
-  stream_.kernels().to_bf16(stream_, 1, mine, part);
+  stream_.kernels().to_sixteen_bits(stream_, 1, mine, part);
   comm_.all_gather(stream_, part, message);
-  stream_.kernels().from_bf16(stream_, message, x);
+  stream_.kernels().from_sixteen_bits(stream_, message, x);
 }
 
 }  // namespace lockstep

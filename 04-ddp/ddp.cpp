@@ -34,7 +34,7 @@ DistributedDataParallel::DistributedDataParallel(std::unique_ptr<Module> module,
 
 // --- The passes ----------------------------------------------------------------------------------
 
-Tensor DistributedDataParallel::backward(const Tensor& dy, Context& context) {
+AnyTensor DistributedDataParallel::backward(const AnyTensor& dy, Context& context) {
   if (!context.facts.last_contribution) return module_.backward(dy, context);
   running_ = true;
   Tensor dx = module_.backward(dy, context);

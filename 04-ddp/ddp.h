@@ -61,7 +61,7 @@ class DistributedDataParallel final : public Replica {
 
   /// After this, on the stream of the passes, the gradients are those of the whole batch. Throws
   /// BadInput naming the parameters that got no gradient, unless that is allowed.
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   /// A single bucket is complete only when backward has ended.
   bool overlaps() const override { return !options_.no_overlap && buckets_.size() > 1; }

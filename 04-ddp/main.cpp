@@ -27,8 +27,8 @@ void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip
   for (const DeviceBatch& part : micro_batches) {
     context.facts.last_contribution = &part == &micro_batches.back();  // else no_sync
     context.facts.first_sample = part.first;                           // for dropout's masks
-    const Tensor images = feeder.normalize(part, context);
-    const Tensor scores = model.network->forward(images, context);
+    const AnyTensor images = feeder.normalize(part, context);
+    const AnyTensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
   }
@@ -52,19 +52,19 @@ void train(const DdpStageOptions& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const FlatParameters parameters(*model.network, stream);
+  const FlatParameters parameters(*model.network, stream, options.precision);
   initialize(parameters, options.init, options.seed);
   load_weights(group, options.load, *model.network);
-  const Optimizer optimizer(parameters, options.optimizer_rule());
   const ClipByNorm clip(parameters, options.step.clip_norm);
   Replica& parallel = wrap_in_replica(model, parameters, group, *comm, communication, options);
+  const Optimizer optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
   ShardLoader train_loader(data.train, options, *device, group, *comm, options.step.sharding());
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, *comm));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision);
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));

@@ -17,7 +17,7 @@ ManualDdp::ManualDdp(std::unique_ptr<Module> module, const FlatParameters& param
   broadcast_buffers();
 }
 
-Tensor ManualDdp::backward(const Tensor& dy, Context& context) {
+AnyTensor ManualDdp::backward(const AnyTensor& dy, Context& context) {
   Tensor dx = module_.backward(dy, context);
   if (!context.facts.last_contribution) return dx;
   communication_.wait(passes_.record());  // the gradients are complete

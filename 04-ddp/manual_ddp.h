@@ -17,7 +17,7 @@ class ManualDdp final : public Replica {
   ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,
             Stream communication, AllReduceKind kind, Compression compress = Compression::none);
 
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 };
 
 }  // namespace lockstep

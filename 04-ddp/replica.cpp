@@ -60,7 +60,7 @@ void RunningStatistics::broadcast_buffers() {
   changed_ = false;
 }
 
-Tensor Replica::forward(const Tensor& x, Context& context) {
+AnyTensor Replica::forward(const AnyTensor& x, Context& context) {
   if (context.facts.training) {
     broadcast_buffers();
     if (!in_step_) pass_times_.start();

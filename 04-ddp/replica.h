@@ -74,7 +74,7 @@ class Replica : public Module {
  public:
   /// In training it begins with a broadcast of rank 0's running statistics; evaluation does not
   /// communicate, so that one rank may evaluate alone.
-  Tensor forward(const Tensor& x, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
   /// Running statistics become rank 0's, if a pass has changed them.
   void broadcast_buffers() { running_statistics_.broadcast_buffers(); }
 

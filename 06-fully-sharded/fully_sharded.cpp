@@ -91,7 +91,7 @@ void FullyShardedDataParallel::fetch(size_t at, int direction) {
   units_[at]->await_values();
 }
 
-Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
+AnyTensor FullyShardedDataParallel::forward(const AnyTensor& x, Context& context) {
   const bool training = context.facts.training;
   messages_.counts = training;
   if (training) {
@@ -110,7 +110,7 @@ Tensor FullyShardedDataParallel::forward(const Tensor& x, Context& context) {
   return y;
 }
 
-Tensor FullyShardedDataParallel::backward(const Tensor& dy, Context& context) {
+AnyTensor FullyShardedDataParallel::backward(const AnyTensor& dy, Context& context) {
   const bool reduces = context.facts.last_contribution;
   Tensor dx = dy;
   for (size_t i = units_.size(); i-- > 0;) {

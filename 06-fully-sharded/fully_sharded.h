@@ -55,8 +55,8 @@ class FullyShardedDataParallel final : public Module {
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
 
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   /// Every rank's shard has been updated. Whole parameters that are kept get the others' shards,
   /// unit after unit while the next forward begins; sharded ones are gathered when they are used.

@@ -75,7 +75,7 @@ struct LabTraining {
     context.facts.last_contribution = reduces;
     optimizer.zero_gradients();
     const DeviceBatch& fed = feeder.feed(batch, mine, context);
-    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    const AnyTensor scores = model.network->forward(feeder.normalize(fed, context), context);
     model.loss->forward(scores, fed.labels, sharded.loss(), context);
     model.network->backward(model.loss->backward(fed.labels, context), context);
     stream.synchronize();

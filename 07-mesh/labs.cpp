@@ -59,7 +59,7 @@ struct MeshTraining {
     context.begin_step({.loss_weight = Real(double(places()) / double(kBatch))});
     context.facts.last_contribution = reduces;
     const DeviceBatch& fed = feeder.feed(batch, {0, 1, batch.size}, context);
-    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    const AnyTensor scores = model.network->forward(feeder.normalize(fed, context), context);
     model.loss->forward(scores, fed.labels, sharded.loss(), context);
     model.network->backward(model.loss->backward(fed.labels, context), context);
     one.stream.synchronize();

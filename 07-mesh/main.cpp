@@ -29,8 +29,8 @@ void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip
   for (const DeviceBatch& part : micro_batches) {
     context.facts.last_contribution = &part == &micro_batches.back();  // else no_sync
     context.facts.first_sample = part.first;                           // for dropout's masks
-    const Tensor images = feeder.normalize(part, context);
-    const Tensor scores = model.network->forward(images, context);
+    const AnyTensor images = feeder.normalize(part, context);
+    const AnyTensor scores = model.network->forward(images, context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
   }
@@ -70,7 +70,7 @@ void train(const MeshStageOptions& options) {
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, samples));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision);
   const Tensor loss = parallel.loss();
   TrainingLog log("07-mesh", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));

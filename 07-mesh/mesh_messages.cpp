@@ -120,7 +120,7 @@ void make_passes(Model& model, MeshParallel& parallel, const Dataset& images,
   context.state().copy_from_host({{.loss_weight = Real(1) / Real(samples)}});
   for (int part = 1; part <= options.step.accumulate; ++part) {
     context.facts.last_contribution = part == options.step.accumulate;
-    const Tensor scores = model.network->forward(x, context);
+    const AnyTensor scores = model.network->forward(x, context);
     model.loss->forward(scores, labels, parallel.loss(), context);
     model.network->backward(model.loss->backward(labels, context), context);
   }

@@ -169,17 +169,17 @@ RankPipeline::RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stre
   add_module("", std::move(stage));
 }
 
-Tensor RankPipeline::forward(const Tensor& x, Context& context) {
+AnyTensor RankPipeline::forward(const AnyTensor& x, Context& context) {
   if (!context.facts.training) return evaluate(x, context);
   const int number = forwards_given_++;
   in_flight_.emplace(
       number,
-      InFlight{.context = context, .samples = x.shape()[0], .input = is_first() ? x : Tensor()});
+      InFlight{.context = context, .samples = x.shape()[0], .input = is_first() ? x : AnyTensor()});
   follow(context);
   return is_last() ? std::exchange(in_flight_.at(number).output, {}) : Tensor();
 }
 
-Tensor RankPipeline::backward(const Tensor& dy, Context& context) {
+AnyTensor RankPipeline::backward(const AnyTensor& dy, Context& context) {
   const int number = backwards_given_++;
   if (is_last()) in_flight_.at(number).output_gradient = dy;
   follow(context);
@@ -270,11 +270,11 @@ class LossOfOthers final : public Loss {
  public:
   explicit LossOfOthers(std::unique_ptr<Loss> whole) : whole_(std::move(whole)) {}
 
-  void forward(const Tensor& scores, const LabelTensor& labels, const Tensor& loss,
+  void forward(const AnyTensor& scores, const LabelTensor& labels, const Tensor& loss,
                Context& context) override {
     if (!context.facts.training) whole_->forward(scores, labels, loss, context);
   }
-  Tensor backward(const LabelTensor&, Context&) override { return {}; }
+  AnyTensor backward(const LabelTensor&, Context&) override { return {}; }
 
  private:
   std::unique_ptr<Loss> whole_;

@@ -120,9 +120,9 @@ class RankPipeline final : public Module {
 
   /// In training the last stage returns scores, the others an undefined tensor. In evaluation all
   /// stages return the last one's scores.
-  Tensor forward(const Tensor& x, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
   /// `dy` is undefined on all stages but the last. Returns an undefined tensor.
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   bool is_first() const { return stage_ == 0; }
   bool is_last() const { return stage_ + 1 == calls_.comm().world_size(); }

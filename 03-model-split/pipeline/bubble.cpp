@@ -51,8 +51,10 @@ class Sleep final : public Module {
       : parameter_(add_parameter("bias", ParameterKind::bias, {1}, 1)),
         ms_(ms),
         batch_(batch_size) {}
-  Tensor forward(const Tensor& x, Context& context) override { return after(x, ms_, context); }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
+    return after(x, ms_, context);
+  }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     Tensor dx = after(dy, 2 * ms_, context);
     gradient_written(parameter_, context);
     return dx;

@@ -192,8 +192,8 @@ void StagedNetwork::share_facts(size_t stage, Context& first) {
   first.stream().wait(stream.record());
 }
 
-Tensor StagedNetwork::forward(const Tensor& x, Context& context) {
-  Tensor y = x;
+AnyTensor StagedNetwork::forward(const AnyTensor& x, Context& context) {
+  AnyTensor y = x;
   for (size_t s = 0; s < stages_.size(); ++s) {
     within(text(s), [&] {
       Context& own = context_of(s, context);
@@ -209,8 +209,8 @@ Tensor StagedNetwork::forward(const Tensor& x, Context& context) {
   return stages_.size() == 1 ? y : copied_to(y, context);
 }
 
-Tensor StagedNetwork::backward(const Tensor& dy, Context& context) {
-  Tensor dx = dy;
+AnyTensor StagedNetwork::backward(const AnyTensor& dy, Context& context) {
+  AnyTensor dx = dy;
   for (size_t s = stages_.size(); s-- > 0;) {
     within(text(s), [&] {
       Context& own = context_of(s, context);

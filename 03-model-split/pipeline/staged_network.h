@@ -68,8 +68,8 @@ class StagedNetwork final : public Module {
 
   /// x is on the first stage's device, and the result comes back there, so that the whole looks
   /// like a network on one device. An error names the stage.
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   Context& context_of(size_t stage, Context& first) {

@@ -20,9 +20,9 @@ namespace {
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
 void train_step(Model& model, const Optimizer& optimizer, const Feeder& feeder,
                 const DeviceBatch& batch, Context& context, const Tensor& loss) {
-  const Tensor images = feeder.normalize(batch, context);
+  const AnyTensor images = feeder.normalize(batch, context);
   optimizer.zero_gradients();  // and the loss: both add up
-  const Tensor scores = model.network->forward(images, context);
+  const AnyTensor scores = model.network->forward(images, context);
   model.loss->forward(scores, batch.labels, loss, context);
   model.network->backward(model.loss->backward(batch.labels, context), context);
   optimizer.step(context.state(), loss);

@@ -38,11 +38,12 @@ void SplitRanks::all_gather(const Module& layer, const Tensor& mine, const Tenso
 
 std::vector<HealthTensor> SplitRanks::healths(const HealthTensor& mine, Context& context) {
   if (world_size() == 1) return {mine};
-  static_assert(sizeof(Health) == sizeof(int64_t));
+  constexpr int64_t kWords = sizeof(Health) / sizeof(int64_t);
+  static_assert(kWords * sizeof(int64_t) == sizeof(Health));
   const auto all = context.pool().take<Health>({world_size()});
   after_passes_.run("health", Purpose::other, context, [&](Stream stream) {
-    comm().all_gather(stream, {mine.data(), 1, ElementType::i64},
-                      {all.data(), world_size(), ElementType::i64});
+    comm().all_gather(stream, {mine.data(), kWords, ElementType::i64},
+                      {all.data(), world_size() * kWords, ElementType::i64});
   });
   std::vector<HealthTensor> each;
   for (int r = 0; r < world_size(); ++r) each.push_back(all.range(r, {}));
@@ -56,7 +57,7 @@ ColumnLinear::ColumnLinear(const Linear& whole, SplitRanks& ranks)
              whole.activation()),
       ranks_(ranks) {}
 
-Tensor ColumnLinear::backward(const Tensor& dy, Context& context) {
+AnyTensor ColumnLinear::backward(const AnyTensor& dy, Context& context) {
   const Tensor dx = Linear::backward(dy, context);
   ranks_.all_reduce(*this, dx, context);
   return dx;
@@ -67,7 +68,7 @@ ColumnConv2d::ColumnConv2d(const Conv2d& whole, SplitRanks& ranks)
              whole.options()),
       ranks_(ranks) {}
 
-Tensor ColumnConv2d::backward(const Tensor& dy, Context& context) {
+AnyTensor ColumnConv2d::backward(const AnyTensor& dy, Context& context) {
   const Tensor dx = Conv2d::backward(dy, context);
   ranks_.all_reduce(*this, dx, context);
   return dx;
@@ -84,7 +85,7 @@ RowConv2d::RowConv2d(const Conv2d& whole, SplitRanks& ranks)
                  whole.out_channels(), whole.options()) {}
 
 template <class Layer>
-Tensor InputSplit<Layer>::forward(const Tensor& x, Context& context) {
+AnyTensor InputSplit<Layer>::forward(const AnyTensor& x, Context& context) {
   // [task 03.4] row-parallel Linear
   const Tensor y = this->product(x, context);
   ranks_.all_reduce(*this, y, context);

@@ -69,7 +69,7 @@ class SplitRanks {
 class ColumnLinear final : public Linear {
  public:
   ColumnLinear(const Linear& whole, SplitRanks& ranks);
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   SplitRanks& ranks_;
@@ -79,7 +79,7 @@ class ColumnLinear final : public Linear {
 class ColumnConv2d final : public Conv2d {
  public:
   ColumnConv2d(const Conv2d& whole, SplitRanks& ranks);
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   SplitRanks& ranks_;
@@ -92,7 +92,7 @@ class InputSplit : public Layer {
  public:
   /// The sum of the ranks' products, THEN the bias, once, THEN the activation. Layer's product()
   /// and add_bias(), bias and activation, are the halves of its own forward.
-  Tensor forward(const Tensor& x, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
 
  protected:
   template <class... Sizes>
@@ -133,16 +133,16 @@ class ChannelLayer : public Module {
 class JoinChannels final : public ChannelLayer {
  public:
   using ChannelLayer::ChannelLayer;
-  Tensor forward(const Tensor& x, Context& context) override { return join(x, context); }
-  Tensor backward(const Tensor& dy, Context& context) override { return take(dy, context); }
+  AnyTensor forward(const AnyTensor& x, Context& context) override { return join(x, context); }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override { return take(dy, context); }
 };
 
 /// Whole to split: x [...,C], y [...,C/P].
 class TakeChannels final : public ChannelLayer {
  public:
   using ChannelLayer::ChannelLayer;
-  Tensor forward(const Tensor& x, Context& context) override { return take(x, context); }
-  Tensor backward(const Tensor& dy, Context& context) override { return join(dy, context); }
+  AnyTensor forward(const AnyTensor& x, Context& context) override { return take(x, context); }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override { return join(dy, context); }
 };
 
 }  // namespace lockstep

@@ -41,25 +41,6 @@ const char* name_of(Call::Op op) {
   return "?";
 }
 
-int64_t size_of(ElementType type) {
-  switch (type) {
-    case ElementType::bf16:
-    case ElementType::fp16:
-      return 2;
-    case ElementType::f32:
-      return 4;
-    case ElementType::f64:
-    case ElementType::i64:
-      return 8;
-  }
-  return 0;
-}
-
-const char* name_of(ElementType type) {
-  constexpr const char* kNames[] = {"f32", "f64", "i64", "bf16", "fp16"};
-  return kNames[int(type)];
-}
-
 Elements Elements::part(int64_t first, int64_t part_count) const {
   return {static_cast<char*>(data) + first * size_of(type), part_count, type, device};
 }

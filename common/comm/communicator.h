@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/core/tensor.h"
+#include "common/core/any_tensor.h"
 #include "common/system/flight_recorder.h"
 
 namespace lockstep {
@@ -26,16 +26,9 @@ enum class Reduction { sum, average };
 /// What a call is for: the bytes of each purpose are counted separately (SentBytes).
 enum class Purpose { other, gradients, parameters, statistics, activations };
 
-/// The numbers that calls carry. Those of 16 bits are added in float32; how often a sum of them is
-/// rounded depends on who adds it up (host_transport.h).
-enum class ElementType { f32, f64, i64, bf16, fp16 };
-/// Bytes of one element.
-int64_t size_of(ElementType type);
-/// "f32", "f64", "i64", "bf16" or "fp16"
-const char* name_of(ElementType type);
-
 /// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
-/// keeps; `device` is null for memory that belongs to no tensor.
+/// keeps; `device` is null for memory that belongs to no tensor. Numbers of 16 bits are added in
+/// float32; how often a sum of them is rounded depends on who adds it up (host_transport.h).
 struct Elements {
   void* data = nullptr;
   int64_t count = 0;
@@ -55,6 +48,7 @@ struct Elements {
       : Elements(x.data(), x.elements(), ElementType::bf16, &x.home().device()) {}
   Elements(const BasicTensor<Fp16>& x)
       : Elements(x.data(), x.elements(), ElementType::fp16, &x.home().device()) {}
+  Elements(const AnyTensor& x) : Elements(x.data(), x.elements(), x.type(), &x.home().device()) {}
 
   /// `count` elements from element `first` on.
   Elements part(int64_t first, int64_t count) const;

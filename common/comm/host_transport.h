@@ -74,7 +74,7 @@ Added<T> factor_of(Reduction reduction, int world_size) {
 template <class T>
 void add_two(T* sum, const T* a, const T* b, int64_t n, Added<T> factor = 1) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) round_into(sum[i], (a[i] + b[i]) * factor);
+  for (int64_t i = 0; i < n; ++i) sum[i] = (a[i] + b[i]) * factor;
 }
 
 // --- Shared memory -------------------------------------------------------------------------------

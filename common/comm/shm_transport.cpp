@@ -162,7 +162,7 @@ void add_up_in_float32(T* sum, int64_t n, From from, SummedPart part, Reduction 
       for (int64_t i = 0; i < here; ++i) total[i] = k == 1 ? float(x[i]) : total[i] + x[i];
     }
 #pragma omp simd
-    for (int64_t i = 0; i < here; ++i) round_into(sum[first + i], total[i] * factor);
+    for (int64_t i = 0; i < here; ++i) sum[first + i] = total[i] * factor;
   }
 }
 

@@ -72,13 +72,18 @@ LOCKSTEP_BODY float from_fp16(uint16_t bits) {
 
 }  // namespace sixteen_bits
 
-// What widens is exact, and happens unasked; what rounds is written down.
+// What widens is exact, and happens unasked. What rounds is an assignment, or written down. An
+// assignment writes the bits, since g++ vectorises no loop that copies a struct.
 
 struct Bf16 {
   uint16_t bits;
 
   Bf16() = default;
   LOCKSTEP_BODY explicit Bf16(float x) : bits(sixteen_bits::to_bf16(x)) {}
+  LOCKSTEP_BODY Bf16& operator=(float x) {
+    bits = sixteen_bits::to_bf16(x);
+    return *this;
+  }
   LOCKSTEP_BODY operator float() const { return sixteen_bits::float_of(uint32_t{bits} << 16); }
 };
 
@@ -87,17 +92,11 @@ struct Fp16 {
 
   Fp16() = default;
   LOCKSTEP_BODY explicit Fp16(float x) : bits(sixteen_bits::to_fp16(x)) {}
+  LOCKSTEP_BODY Fp16& operator=(float x) {
+    bits = sixteen_bits::to_fp16(x);
+    return *this;
+  }
   LOCKSTEP_BODY operator float() const { return sixteen_bits::from_fp16(bits); }
 };
-
-/// y = T(x), for loops: g++ vectorises those that write a number, but none that copies a struct.
-template <class T, class X>
-LOCKSTEP_BODY void round_into(T& y, X x) {
-  if constexpr (requires { y.bits; }) {
-    y.bits = T(x).bits;
-  } else {
-    y = T(x);
-  }
-}
 
 }  // namespace lockstep

@@ -85,6 +85,8 @@ void require_readable(Stream home, const void* data, const Shape& shape, bool fl
 /// Throws BadInput: a tensor of this shape is on home's device, and an operation of `s` uses it.
 [[noreturn]] void fail_elsewhere(const Shape& shape, Stream home, Stream s);
 
+class AnyTensor;
+
 /// A shared view of device memory. Copying a tensor copies the view, not the elements. `data()` is
 /// for kernels; the host reads values through to_host() only.
 template <class T>
@@ -159,6 +161,7 @@ class BasicTensor {
   }
 
  private:
+  friend class AnyTensor;
   std::shared_ptr<Buffer> buffer_;
   Shape shape_;
   int64_t offset_ = 0;
@@ -169,6 +172,7 @@ using ByteTensor = BasicTensor<uint8_t>;   // images
 using IndexTensor = BasicTensor<int32_t>;  // positions of maxima
 using LabelTensor = BasicTensor<int32_t>;  // class numbers
 using Bf16Tensor = BasicTensor<Bf16>;      // messages
+using Fp16Tensor = BasicTensor<Fp16>;
 
 /// Hands out tensors of one stream and takes them back when their last handle is destroyed. Blocks
 /// are reused at once: the next user of a block enqueues its work after the previous user's, on the

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "common/core/body.h"
 #include "common/core/real.h"
 
 namespace lockstep {
@@ -23,6 +24,14 @@ struct StepState {
 /// from then on no update changes the weights, so that what is saved is the last good state.
 struct Health {
   int64_t failed_step = -1;  // -1: sound
+  // For fp16, whose gradients are scaled. A gradient that is not finite was scaled too much: its
+  // step is skipped, and nothing has failed.
+  Real scale = 1;             // of the loss
+  int64_t good_steps = 0;     // since the scale last changed
+  int64_t skipped_step = -1;  // the last one
+  int64_t skipped = 0;        // so many steps
+
+  LOCKSTEP_BODY bool updates(int64_t step) const { return failed_step < 0 && skipped_step != step; }
 };
 
 /// Identifies the random numbers of one dropout layer: they depend on the seed, the layer's name,

@@ -18,7 +18,7 @@ BatchNorm2d::BatchNorm2d(int64_t channels, Activation activation)
       running_mean_(add_buffer("running_mean", {channels}, 0)),
       running_var_(add_buffer("running_var", {channels}, 1)) {}
 
-Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
+Tensor BatchNorm2d::training_norm(const AnyTensor& x, Context& context) {
   Kernels& kernels = context.kernels();
   const Stream stream = context.stream();
   Tensor statistics = whole_ ? context.empty({2 * channels_ + 1}) : Tensor();
@@ -42,7 +42,8 @@ Tensor BatchNorm2d::training_norm(const Tensor& x, Context& context) {
   return norm;
 }
 
-Tensor BatchNorm2d::normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context) {
+AnyTensor BatchNorm2d::normalize(const AnyTensor& x, const AnyTensor& skip, bool relu,
+                                 Context& context) {
   require(x.shape().axes() == 4 && x.shape()[3] == channels_,
           "{}: input {} is not [batch, height, width, {}]", name(), x.shape().text(), channels_);
   Tensor norm;
@@ -53,24 +54,26 @@ Tensor BatchNorm2d::normalize(const Tensor& x, const Tensor& skip, bool relu, Co
     context.kernels().batch_norm_prepare_eval(context.stream(), running_mean_.value,
                                               running_var_.value, kEps, norm);
   }
-  Tensor y = context.empty(x.shape());
+  AnyTensor y = context.activation(x.shape());
   context.kernels().batch_norm(context.stream(), x, norm, weight_.value, bias_.value, skip, relu,
                                y);
   context.save(*this, {.tensors = {x, norm}});
   return y;
 }
 
-Tensor BatchNorm2d::forward(const Tensor& x, Context& context) {
-  return normalize(x, Tensor(), activation_ == Activation::relu, context);
+AnyTensor BatchNorm2d::forward(const AnyTensor& x, Context& context) {
+  return normalize(x, AnyTensor(), activation_ == Activation::relu, context);
 }
 
-Tensor BatchNorm2d::forward_add_relu(const Tensor& x, const Tensor& skip, Context& context) {
+AnyTensor BatchNorm2d::forward_add_relu(const AnyTensor& x, const AnyTensor& skip,
+                                        Context& context) {
   return normalize(x, skip, true, context);
 }
 
-Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
+AnyTensor BatchNorm2d::backward(const AnyTensor& dy, Context& context) {
   const Context::Saved saved = context.take(*this);
-  const Tensor &x = saved.tensors[0], &norm = saved.tensors[1];
+  const AnyTensor& x = saved.tensors[0];
+  const Tensor norm = saved.tensors[1];
   const bool relu = activation_ == Activation::relu;
   Kernels& kernels = context.kernels();
   const Stream stream = context.stream();
@@ -83,7 +86,7 @@ Tensor BatchNorm2d::backward(const Tensor& dy, Context& context) {
   gradient_written(bias_, context);
   gradient_written(weight_, context);
   if (whole_) whole_->merge_sums(sums, *this, context);
-  Tensor dx = context.empty(x.shape());
+  AnyTensor dx = context.activation(x.shape());
   kernels.batch_norm_backward_input(stream, x, dy, norm, weight_.value, bias_.value, relu, sums,
                                     dx);
   return dx;

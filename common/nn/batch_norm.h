@@ -30,15 +30,16 @@ class BatchStatistics {
 /// torch.nn.BatchNorm2d (eps 1e-5, momentum 0.1, affine, running statistics) on [N,H,W,C]; with
 /// Activation::relu also the ReLU after it. In training it normalises with the statistics of the
 /// batch and throws BadInput for a single value per channel; an empty batch changes nothing. The
-/// batch is what this device sees, unless set_statistics() says otherwise.
+/// batch is what this device sees, unless set_statistics() says otherwise. Parameters and
+/// statistics are Real with any precision.
 class BatchNorm2d : public Module {
  public:
   explicit BatchNorm2d(int64_t channels, Activation activation = Activation::none);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
   /// relu(normalise(x) + skip) in one pass: the end of a residual block. Its backward is backward()
   /// applied to the gradient that the ReLU let through.
-  Tensor forward_add_relu(const Tensor& x, const Tensor& skip, Context& context);
+  AnyTensor forward_add_relu(const AnyTensor& x, const AnyTensor& skip, Context& context);
 
   /// Sets whose batch to normalise. Parameters, their names and the running statistics stay where
   /// they are.
@@ -51,9 +52,9 @@ class BatchNorm2d : public Module {
   void set_batches_tracked(int64_t batches) { batches_tracked_ = batches; }
 
  private:
-  Tensor normalize(const Tensor& x, const Tensor& skip, bool relu, Context& context);
+  AnyTensor normalize(const AnyTensor& x, const AnyTensor& skip, bool relu, Context& context);
   /// What to normalise with (Kernels::batch_norm_prepare), [2C+1].
-  Tensor training_norm(const Tensor& x, Context& context);
+  Tensor training_norm(const AnyTensor& x, Context& context);
 
   int64_t channels_;
   Activation activation_;

@@ -5,6 +5,27 @@
 
 namespace lockstep {
 
+AnyTensor Context::activation(const Shape& shape) {
+  return with_numbers(type_of(precision_), [&](auto number) -> AnyTensor {
+    return pool_->take<decltype(number)>(shape);
+  });
+}
+
+Positions Context::positions(const Shape& shape) {
+  if (precision_ == Precision::real) return pool_->take<int32_t>(shape);
+  return pool_->take<int16_t>(shape);
+}
+
+int64_t Context::saved_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [owner, saved] : saved_) {
+    for (const AnyTensor& tensor : saved.tensors) bytes += int64_t(tensor.bytes());
+    if (saved.positions.wide.defined()) bytes += int64_t(saved.positions.wide.bytes());
+    if (saved.positions.narrow.defined()) bytes += int64_t(saved.positions.narrow.bytes());
+  }
+  return bytes;
+}
+
 void Context::save(const Module& owner, Saved saved) {
   if (facts.training) saved_[&owner] = std::move(saved);
 }
@@ -28,9 +49,10 @@ void Context::add_flops(double flops) {
   if (facts.training) on_host([=, this] { flops_ += flops; });
 }
 
-Tensor copied_to(const Tensor& x, Context& context) {
+AnyTensor copied_to(const AnyTensor& x, Context& context) {
   const Stream from = x.home(), to = context.stream();
-  const Tensor copy = context.empty(x.shape());
+  const bool real = x.type() == kTypeOf<Real>;
+  const AnyTensor copy = real ? AnyTensor(context.empty(x.shape())) : context.activation(x.shape());
   to.wait(from.record());  // x is there
   to.copy(copy.data(), x.data(), x.bytes());
   from.wait(to.record());  // x has been read: its memory may be reused

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/core/tensor.h"
+#include "common/core/any_tensor.h"
 #include "common/kernels/kernels.h"
 
 namespace lockstep {
@@ -30,9 +30,18 @@ struct PassFacts {
 /// memory follows the number of micro-batches that are alive at the same time.
 class Context {
  public:
-  explicit Context(Stream stream) : Context(std::make_shared<TensorPool>(stream)) {}
-  explicit Context(std::shared_ptr<TensorPool> pool)
-      : pool_(std::move(pool)), state_(StepStateTensor::empty(pool_->stream(), {})) {}
+  /// `precision` is that of all activations of the passes. Where `loss_scale` is defined, losses
+  /// multiply what they give backward by the scale in it, and so do all gradients after that
+  /// (Optimizer::step()).
+  explicit Context(Stream stream, Precision precision = Precision::real,
+                   HealthTensor loss_scale = {})
+      : Context(std::make_shared<TensorPool>(stream), precision, std::move(loss_scale)) {}
+  explicit Context(std::shared_ptr<TensorPool> pool, Precision precision = Precision::real,
+                   HealthTensor loss_scale = {})
+      : pool_(std::move(pool)),
+        precision_(precision),
+        loss_scale_(std::move(loss_scale)),
+        state_(StepStateTensor::empty(pool_->stream(), {})) {}
 
   Stream stream() const { return pool_->stream(); }
   Kernels& kernels() const { return stream().kernels(); }
@@ -51,21 +60,32 @@ class Context {
   /// The same in device memory, for kernels.
   const StepStateTensor& state() const { return state_; }
 
-  /// A tensor with undefined contents, given back to the pool when its last handle is destroyed.
+  // Tensors with undefined contents, given back to the pool when their last handle is destroyed.
+
+  /// For an activation, or the gradient of one: in the precision of the passes.
+  AnyTensor activation(const Shape& shape);
+  /// For statistics, sums, probabilities: Real with any precision.
   Tensor empty(const Shape& shape) { return pool_->take<Real>(shape); }
+  /// Of maxima, beside activations.
+  Positions positions(const Shape& shape);
+  Precision precision() const { return precision_; }
 
   /// What a module keeps from forward to backward.
   struct Saved {
-    std::vector<Tensor> tensors{};
-    IndexTensor indices{};
+    std::vector<AnyTensor> tensors{};
+    Positions positions{};
     Shape shape{};
   };
   /// Keeps `saved` for `owner`'s backward; keeps nothing in evaluation.
   void save(const Module& owner, Saved saved);
   /// Hands over what was saved, once. The memory is free when the caller drops it.
   Saved take(const Module& owner);
+  /// Bytes of all that is saved now.
+  int64_t saved_bytes() const;
   /// Forgets everything saved (a pass that will have no backward).
   void clear() { saved_.clear(); }
+
+  const HealthTensor& loss_scale() const { return loss_scale_; }
 
   /// For what a pass changes on the host: a graph does not contain that. Runs `effect` now, and
   /// adds it to the list given to record_effects(), so that a replay can repeat it.
@@ -81,6 +101,8 @@ class Context {
 
  private:
   std::shared_ptr<TensorPool> pool_;
+  Precision precision_;
+  HealthTensor loss_scale_;
   StepState step_{};
   StepStateTensor state_;
   std::unordered_map<const Module*, Saved> saved_;
@@ -90,6 +112,6 @@ class Context {
 
 /// A copy of x on `context`'s device, made by its stream. Each stream waits for the other where
 /// needed.
-Tensor copied_to(const Tensor& x, Context& context);
+AnyTensor copied_to(const AnyTensor& x, Context& context);
 
 }  // namespace lockstep

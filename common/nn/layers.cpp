@@ -6,12 +6,12 @@
 namespace lockstep {
 namespace {
 
-void require_features(const std::string& layer, const Tensor& x, int64_t features) {
+void require_features(const std::string& layer, const AnyTensor& x, int64_t features) {
   require(x.shape().axes() == 2, "{}: input {} is not [batch, features]", layer, x.shape().text());
   require_equal(x.shape()[1], features, layer + ": features of input " + x.shape().text());
 }
 
-void require_images(const std::string& layer, const Tensor& x) {
+void require_images(const std::string& layer, const AnyTensor& x) {
   require(x.shape().axes() == 4, "{}: input {} is not [batch, height, width, channels]", layer,
           x.shape().text());
 }
@@ -35,31 +35,31 @@ Window2d Conv2d::window(const Shape& x) const {
                      options_.padding);
 }
 
-Tensor Conv2d::forward(const Tensor& x, Context& context) {
+AnyTensor Conv2d::forward(const AnyTensor& x, Context& context) {
   return convolve(x, bias_.value, context);
 }
 
-Tensor Conv2d::product(const Tensor& x, Context& context) {
+AnyTensor Conv2d::product(const AnyTensor& x, Context& context) {
   const Tensor no_bias = context.empty({out_channels_});
   context.kernels().fill(context.stream(), 0, no_bias);
   return convolve(x, no_bias, context);
 }
 
-void Conv2d::add_bias(const Tensor& y, Context& context) {
+void Conv2d::add_bias(const AnyTensor& y, Context& context) {
   context.kernels().add_bias(context.stream(), bias_.value, /*relu=*/false, y);
 }
 
-Tensor Conv2d::convolve(const Tensor& x, const Tensor& bias, Context& context) {
+AnyTensor Conv2d::convolve(const AnyTensor& x, const Tensor& bias, Context& context) {
   const Window2d g = window(x.shape());
-  Tensor y = context.empty(g.output());
-  context.kernels().conv2d(context.stream(), g, x, weight_.value, bias, y);
+  AnyTensor y = context.activation(g.output());
+  context.kernels().conv2d(context.stream(), g, x, weight_.in_products(), bias, y);
   context.add_flops(g.flops());
   context.save(*this, {.tensors = {x}});
   return y;
 }
 
-Tensor Conv2d::backward(const Tensor& dy, Context& context) {
-  const Tensor x = context.take(*this).tensors[0];
+AnyTensor Conv2d::backward(const AnyTensor& dy, Context& context) {
+  const AnyTensor x = context.take(*this).tensors[0];
   const Window2d g = window(x.shape());
   Kernels& kernels = context.kernels();
   kernels.conv2d_backward_parameters(context.stream(), g, x, dy, weight_.grad, bias_.grad);
@@ -67,8 +67,8 @@ Tensor Conv2d::backward(const Tensor& dy, Context& context) {
   gradient_written(weight_, context);
   context.add_flops(input_gradient_ ? 2 * g.flops() : g.flops());
   if (!input_gradient_) return {};
-  Tensor dx = context.empty(g.input());
-  kernels.conv2d_backward_input(context.stream(), g, dy, weight_.value, dx);
+  AnyTensor dx = context.activation(g.input());
+  kernels.conv2d_backward_input(context.stream(), g, dy, weight_.in_products(), dx);
   return dx;
 }
 
@@ -82,43 +82,43 @@ Linear::Linear(int64_t in_features, int64_t out_features, Activation activation)
                             in_features)),
       bias_(add_parameter("bias", ParameterKind::bias, {out_features}, in_features)) {}
 
-Tensor Linear::forward(const Tensor& x, Context& context) {
-  Tensor y = product(x, context);
+AnyTensor Linear::forward(const AnyTensor& x, Context& context) {
+  AnyTensor y = product(x, context);
   add_bias(y, context);
   return y;
 }
 
-Tensor Linear::product(const Tensor& x, Context& context) {
+AnyTensor Linear::product(const AnyTensor& x, Context& context) {
   require_features(name(), x, in_features_);
   const int64_t n = x.shape()[0];
-  Tensor y = context.empty({n, out_features_});
+  AnyTensor y = context.activation({n, out_features_});
   const MatMul xw{.m = n,
                   .n = out_features_,
                   .k = in_features_,
                   .transpose_a = false,
                   .transpose_b = true,
                   .accumulate = false};
-  context.kernels().matmul(context.stream(), xw, x, weight_.value, y);  // y = x W^T
+  context.kernels().matmul(context.stream(), xw, x, weight_.in_products(), y);  // y = x W^T
   context.add_flops(2.0 * n * in_features_ * out_features_);
   const bool relu = activation_ == Activation::relu;
-  context.save(*this, {.tensors = relu ? std::vector<Tensor>{x, y} : std::vector<Tensor>{x}});
+  context.save(*this, {.tensors = relu ? std::vector<AnyTensor>{x, y} : std::vector<AnyTensor>{x}});
   return y;
 }
 
-void Linear::add_bias(const Tensor& y, Context& context) {
+void Linear::add_bias(const AnyTensor& y, Context& context) {
   const bool relu = activation_ == Activation::relu;
   context.kernels().add_bias(context.stream(), bias_.value, relu, y);
 }
 
-Tensor Linear::backward(const Tensor& dy, Context& context) {
+AnyTensor Linear::backward(const AnyTensor& dy, Context& context) {
   const Context::Saved saved = context.take(*this);
-  const Tensor& x = saved.tensors[0];
+  const AnyTensor& x = saved.tensors[0];
   const int64_t n = x.shape()[0];
   Kernels& kernels = context.kernels();
   const Stream stream = context.stream();
-  Tensor dz = dy;
+  AnyTensor dz = dy;
   if (activation_ == Activation::relu) {
-    dz = context.empty(dy.shape());
+    dz = context.activation(dy.shape());
     kernels.relu_backward(stream, saved.tensors[1], dy, dz);
   }
   kernels.add_column_sums(stream, dz, bias_.grad);
@@ -134,14 +134,14 @@ Tensor Linear::backward(const Tensor& dy, Context& context) {
   const double flops = 2.0 * n * in_features_ * out_features_;
   context.add_flops(input_gradient_ ? 2 * flops : flops);
   if (!input_gradient_) return {};
-  Tensor dx = context.empty(x.shape());
+  AnyTensor dx = context.activation(x.shape());
   const MatMul inputs{.m = n,
                       .n = in_features_,
                       .k = out_features_,
                       .transpose_a = false,
                       .transpose_b = false,
                       .accumulate = false};
-  kernels.matmul(stream, inputs, dz, weight_.value, dx);  // dx = dz W
+  kernels.matmul(stream, inputs, dz, weight_.in_products(), dx);  // dx = dz W
   return dx;
 }
 
@@ -152,52 +152,52 @@ MaxPool2d::MaxPool2d(int64_t kernel, Activation activation, int64_t stride)
   require(kernel >= 1, "MaxPool2d: kernel {} is not 1 or larger", kernel);
 }
 
-Tensor MaxPool2d::forward(const Tensor& x, Context& context) {
+AnyTensor MaxPool2d::forward(const AnyTensor& x, Context& context) {
   require_images(name(), x);
   const int64_t channels = x.shape()[3];
   const Window2d g = make_window(name(), x.shape(), channels, channels, kernel_, stride_, 0);
-  Tensor y = context.empty(g.output());
-  IndexTensor where = context.pool().take<int32_t>(g.output());
+  AnyTensor y = context.activation(g.output());
+  const Positions where = context.positions(g.output());
   context.kernels().max_pool2d(context.stream(), g, activation_ == Activation::relu, x, y, where);
-  context.save(*this, {.indices = where, .shape = x.shape()});
+  context.save(*this, {.positions = where, .shape = x.shape()});
   return y;
 }
 
-Tensor MaxPool2d::backward(const Tensor& dy, Context& context) {
+AnyTensor MaxPool2d::backward(const AnyTensor& dy, Context& context) {
   const Context::Saved saved = context.take(*this);
   const int64_t channels = dy.shape()[3];
   const Window2d g = make_window(name(), saved.shape, channels, channels, kernel_, stride_, 0);
-  Tensor dx = context.empty(g.input());
-  context.kernels().max_pool2d_backward(context.stream(), g, dy, saved.indices, dx);
+  AnyTensor dx = context.activation(g.input());
+  context.kernels().max_pool2d_backward(context.stream(), g, dy, saved.positions, dx);
   return dx;
 }
 
-Tensor AdaptiveAvgPool2d::forward(const Tensor& x, Context& context) {
+AnyTensor AdaptiveAvgPool2d::forward(const AnyTensor& x, Context& context) {
   require_images(name(), x);
-  Tensor y = context.empty({x.shape()[0], height_, width_, x.shape()[3]});
+  AnyTensor y = context.activation({x.shape()[0], height_, width_, x.shape()[3]});
   context.kernels().adaptive_avg_pool2d(context.stream(), x, y);
   context.save(*this, {.shape = x.shape()});
   return y;
 }
 
-Tensor AdaptiveAvgPool2d::backward(const Tensor& dy, Context& context) {
-  Tensor dx = context.empty(context.take(*this).shape);
+AnyTensor AdaptiveAvgPool2d::backward(const AnyTensor& dy, Context& context) {
+  AnyTensor dx = context.activation(context.take(*this).shape);
   context.kernels().adaptive_avg_pool2d_backward(context.stream(), dy, dx);
   return dx;
 }
 
 // --- ReLU, dropout, flatten, log-softmax -------------------------------------------------------
 
-Tensor Relu::forward(const Tensor& x, Context& context) {
-  Tensor y = context.empty(x.shape());
+AnyTensor Relu::forward(const AnyTensor& x, Context& context) {
+  AnyTensor y = context.activation(x.shape());
   context.kernels().relu(context.stream(), x, y);
   context.save(*this, {.tensors = {y}});
   return y;
 }
 
-Tensor Relu::backward(const Tensor& dy, Context& context) {
-  const Tensor y = context.take(*this).tensors[0];
-  Tensor dx = context.empty(dy.shape());
+AnyTensor Relu::backward(const AnyTensor& dy, Context& context) {
+  const AnyTensor y = context.take(*this).tensors[0];
+  AnyTensor dx = context.activation(dy.shape());
   context.kernels().relu_backward(context.stream(), y, dy, dx);
   return dx;
 }
@@ -208,17 +208,17 @@ Dropout::Dropout(Real probability, uint32_t seed, bool whole_channels)
           "Dropout: probability {} is not within 0 to 1, 1 excluded", probability);
 }
 
-Tensor Dropout::masked_view(const Tensor& x) const {
+AnyTensor Dropout::masked_view(const AnyTensor& x) const {
   const Shape& shape = x.shape();
   return whole_channels_ ? x : x.reshaped({shape[0], shape.row_elements()});
 }
 
-Tensor Dropout::forward(const Tensor& x, Context& context) {
+AnyTensor Dropout::forward(const AnyTensor& x, Context& context) {
   if (!context.facts.training) return x;
-  const Tensor in = masked_view(x);
+  const AnyTensor in = masked_view(x);
   const int64_t decisions = in.shape()[in.shape().axes() - 1];
-  Tensor mask = context.empty({x.shape()[0], decisions});
-  Tensor y = context.empty(x.shape());
+  AnyTensor mask = context.activation({x.shape()[0], decisions});
+  AnyTensor y = context.activation(x.shape());
   const DropoutKey key{.seed = seed_,
                        .layer = hash_name(name()),
                        .first_sample = context.facts.first_sample,
@@ -229,39 +229,39 @@ Tensor Dropout::forward(const Tensor& x, Context& context) {
   return y;
 }
 
-Tensor Dropout::backward(const Tensor& dy, Context& context) {
-  const Tensor mask = context.take(*this).tensors[0];
-  Tensor dx = context.empty(dy.shape());
+AnyTensor Dropout::backward(const AnyTensor& dy, Context& context) {
+  const AnyTensor mask = context.take(*this).tensors[0];
+  AnyTensor dx = context.activation(dy.shape());
   context.kernels().apply_mask(context.stream(), masked_view(dy), mask, masked_view(dx));
   return dx;
 }
 
-Tensor Flatten::forward(const Tensor& x, Context& context) {
+AnyTensor Flatten::forward(const AnyTensor& x, Context& context) {
   require_images(name(), x);
-  Tensor y = context.empty({x.shape()[0], x.shape().row_elements()});
+  AnyTensor y = context.activation({x.shape()[0], x.shape().row_elements()});
   context.kernels().to_channels_first(context.stream(), x, y);
   context.save(*this, {.shape = x.shape()});
   return y;
 }
 
-Tensor Flatten::backward(const Tensor& dy, Context& context) {
+AnyTensor Flatten::backward(const AnyTensor& dy, Context& context) {
   const Shape shape = context.take(*this).shape;
   if (!dy.defined()) return {};  // the layer after it was told to skip_input_gradient()
-  Tensor dx = context.empty(shape);
+  AnyTensor dx = context.activation(shape);
   context.kernels().to_channels_last(context.stream(), dy, dx);
   return dx;
 }
 
-Tensor LogSoftmax::forward(const Tensor& x, Context& context) {
-  Tensor y = context.empty(x.shape());
+AnyTensor LogSoftmax::forward(const AnyTensor& x, Context& context) {
+  const Tensor y = context.empty(x.shape());
   context.kernels().log_softmax(context.stream(), x, y);
   context.save(*this, {.tensors = {y}});
   return y;
 }
 
-Tensor LogSoftmax::backward(const Tensor& dy, Context& context) {
+AnyTensor LogSoftmax::backward(const AnyTensor& dy, Context& context) {
   const Tensor y = context.take(*this).tensors[0];
-  Tensor dx = context.empty(y.shape());
+  AnyTensor dx = context.activation(y.shape());
   context.kernels().log_softmax_backward(context.stream(), y, dy, dx);
   return dx;
 }

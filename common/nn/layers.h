@@ -14,13 +14,13 @@ class Conv2d : public Module {
     int64_t kernel = 1, stride = 1, padding = 0;
   };
   Conv2d(int64_t in_channels, int64_t out_channels, Options options);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
   /// forward() in two halves: product() is the convolution without the bias, [N,OH,OW,out], and
   /// add_bias() adds the bias in place. Between the two, the products of several layers can be
   /// added up.
-  Tensor product(const Tensor& x, Context& context);
-  void add_bias(const Tensor& y, Context& context);
+  AnyTensor product(const AnyTensor& x, Context& context);
+  void add_bias(const AnyTensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
 
   int64_t in_channels() const { return in_channels_; }
@@ -30,7 +30,7 @@ class Conv2d : public Module {
   Window2d window(const Shape& x) const;
 
  private:
-  Tensor convolve(const Tensor& x, const Tensor& bias, Context& context);
+  AnyTensor convolve(const AnyTensor& x, const Tensor& bias, Context& context);
 
   int64_t in_channels_, out_channels_;
   Options options_;
@@ -43,11 +43,11 @@ class Conv2d : public Module {
 class Linear : public Module {
  public:
   Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
   /// forward() in two halves, as in Conv2d: x W^T, [N,out], and bias and activation.
-  Tensor product(const Tensor& x, Context& context);
-  void add_bias(const Tensor& y, Context& context);
+  AnyTensor product(const AnyTensor& x, Context& context);
+  void add_bias(const AnyTensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
 
   int64_t in_features() const { return in_features_; }
@@ -68,8 +68,8 @@ class MaxPool2d final : public Module {
  public:
   /// `stride` 0 means the kernel's size.
   explicit MaxPool2d(int64_t kernel, Activation activation = Activation::none, int64_t stride = 0);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   int64_t kernel_, stride_;
@@ -80,8 +80,8 @@ class MaxPool2d final : public Module {
 class AdaptiveAvgPool2d final : public Module {
  public:
   AdaptiveAvgPool2d(int64_t height, int64_t width) : height_(height), width_(width) {}
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   int64_t height_, width_;
@@ -90,8 +90,8 @@ class AdaptiveAvgPool2d final : public Module {
 /// torch.nn.ReLU
 class Relu final : public Module {
  public:
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 };
 
 /// torch.nn.Dropout: every element is 0 with probability p, else scaled by 1/(1-p). Identity in
@@ -100,8 +100,8 @@ class Relu final : public Module {
 class Dropout : public Module {
  public:
   Dropout(Real probability, uint32_t seed) : Dropout(probability, seed, false) {}
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
   /// The layer's input is a part, from feature (channel) `first` on, of what a whole layer of this
   /// name would get: its mask becomes that part of the whole mask.
   void set_first_feature(int64_t first) { first_feature_ = first; }
@@ -111,7 +111,7 @@ class Dropout : public Module {
 
  private:
   /// [N, everything else], or as it is where one number decides for a whole channel.
-  Tensor masked_view(const Tensor& x) const;
+  AnyTensor masked_view(const AnyTensor& x) const;
 
   Real probability_;
   uint32_t seed_;
@@ -129,15 +129,15 @@ class Dropout2d final : public Dropout {
 /// layer after it are interchangeable.
 class Flatten final : public Module {
  public:
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 };
 
-/// torch.nn.LogSoftmax over the last extent of [N,K].
+/// torch.nn.LogSoftmax over the last extent of [N,K]. What it gives is Real with any precision.
 class LogSoftmax final : public Module {
  public:
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 };
 
 }  // namespace lockstep

@@ -8,15 +8,18 @@ namespace {
 
 class NllLoss final : public Loss {
  public:
-  void forward(const Tensor& log_probabilities, const LabelTensor& labels, const Tensor& loss,
+  void forward(const AnyTensor& log_probabilities, const LabelTensor& labels, const Tensor& loss,
                Context& context) override {
     require_equal(labels.elements(), log_probabilities.shape()[0], "labels of a batch of samples");
     classes_ = log_probabilities.shape()[1];
     context.kernels().nll_loss(context.stream(), context.state(), log_probabilities, labels, loss);
   }
-  Tensor backward(const LabelTensor& labels, Context& context) override {
-    Tensor dx = context.empty({labels.elements(), classes_});
+  AnyTensor backward(const LabelTensor& labels, Context& context) override {
+    const Tensor dx = context.empty({labels.elements(), classes_});
     context.kernels().nll_loss_backward(context.stream(), context.state(), labels, dx);
+    if (context.loss_scale().defined()) {
+      context.kernels().scale_loss(context.stream(), context.loss_scale(), dx);
+    }
     return dx;
   }
 
@@ -26,11 +29,11 @@ class NllLoss final : public Loss {
 
 class CrossEntropyLoss final : public Loss {
  public:
-  void forward(const Tensor& scores, const LabelTensor& labels, const Tensor& loss,
+  void forward(const AnyTensor& scores, const LabelTensor& labels, const Tensor& loss,
                Context& context) override {
     nll_.forward(log_softmax_.forward(scores, context), labels, loss, context);
   }
-  Tensor backward(const LabelTensor& labels, Context& context) override {
+  AnyTensor backward(const LabelTensor& labels, Context& context) override {
     return log_softmax_.backward(nll_.backward(labels, context), context);
   }
 

@@ -13,10 +13,10 @@ class Loss {
  public:
   virtual ~Loss() = default;
   /// Adds loss_weight * (sum of the samples' losses) to loss[0] and keeps what backward needs.
-  virtual void forward(const Tensor& scores, const LabelTensor& labels, const Tensor& loss,
+  virtual void forward(const AnyTensor& scores, const LabelTensor& labels, const Tensor& loss,
                        Context& context) = 0;
-  /// The gradient of the scores, [N,K].
-  virtual Tensor backward(const LabelTensor& labels, Context& context) = 0;
+  /// The gradient of the scores, [N,K], times Context::loss_scale().
+  virtual AnyTensor backward(const LabelTensor& labels, Context& context) = 0;
 };
 
 /// nll_loss: the network's last layer is a log-softmax.

@@ -61,8 +61,8 @@ Layers Sequential::release_layers() {
   return layers;
 }
 
-Tensor Sequential::forward(const Tensor& x, Context& context) {
-  Tensor y = x;
+AnyTensor Sequential::forward(const AnyTensor& x, Context& context) {
+  AnyTensor y = x;
   for (const auto& module : children()) {
     const ScopedRange range(context.stream(), module->name());
     y = module->forward(y, context);
@@ -70,8 +70,8 @@ Tensor Sequential::forward(const Tensor& x, Context& context) {
   return y;
 }
 
-Tensor Sequential::backward(const Tensor& dy, Context& context) {
-  Tensor dx = dy;
+AnyTensor Sequential::backward(const AnyTensor& dy, Context& context) {
+  AnyTensor dx = dy;
   for (auto module = children().rbegin(); module != children().rend(); ++module) {
     const ScopedRange range(context.stream(), (*module)->name());
     dx = (*module)->backward(dx, context);

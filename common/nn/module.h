@@ -22,11 +22,11 @@ class Module {
 
   /// The output for input x. Saves in the context what backward will need. Throws BadInput, naming
   /// this module, if x has the wrong shape.
-  virtual Tensor forward(const Tensor& x, Context& context) = 0;
+  virtual AnyTensor forward(const AnyTensor& x, Context& context) = 0;
   /// Given dy, the gradient of the output: ADDS the parameters' gradients to Parameter::grad and
   /// returns the gradient of the input (undefined where skip_input_gradient() was called). Once per
   /// forward.
-  virtual Tensor backward(const Tensor& dy, Context& context) = 0;
+  virtual AnyTensor backward(const AnyTensor& dy, Context& context) = 0;
 
   /// All parameters of this module and those inside it, in order of registration.
   std::vector<Parameter*> parameters();
@@ -83,8 +83,8 @@ class Sequential : public Module {
   /// Gives its modules away, in order; a Sequential among them gives its own. They keep their names
   /// ("block1.0"), so that they can be combined anew.
   Layers release_layers();
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
   void skip_input_gradient() override;
 };
 

@@ -64,10 +64,13 @@ void ClipByNorm::operator()() const {
 
 // --- The update --------------------------------------------------------------------------------
 
+constexpr Real kFirstScale = 65536;  // of the loss: GradScaler's
+
 Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule)
     : Optimizer(parameters.stream(),
-                {{parameters.values(), parameters.gradients(), parameters.stretches()}}, rule,
-                {parameters.contribution()}, parameters.marks()) {}
+                {{parameters.values(), parameters.gradients(), parameters.stretches(),
+                  parameters.rounded()}},
+                rule, {parameters.contribution()}, parameters.marks()) {}
 
 Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
                      std::vector<Tensor> zeroed, GradientMarks marks)
@@ -76,7 +79,8 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
       zeroed_(std::move(zeroed)),
       marks_(std::move(marks)),
       rule_(rule),
-      health_(HealthTensor::from_host(stream, {}, {Health{}})) {
+      health_(
+          HealthTensor::from_host(stream, {}, {Health{.scale = scales_loss() ? kFirstScale : 1}})) {
   const bool zeroes_ranges = zeroed_.empty();
   for (const UpdatedRange& range : ranges_) {
     require_equal(range.gradients.elements(), range.values.elements(),
@@ -94,6 +98,7 @@ Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const Opti
   } else if (rule.momentum > 0) {
     add_state("momentum");
   }
+  round();
 }
 
 /// One parameter has all numbers, and has a gradient in every step.
@@ -131,17 +136,30 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
   kernels.check_finite(stream_, state, loss, health_);
   // Before the first update: a gradient of the last range must keep the first one from moving.
   for (const UpdatedRange& range : ranges_) {
-    kernels.check_finite(stream_, state, range.gradients, health_);
+    if (scales_loss()) {
+      kernels.unscale(stream_, state, health_, range.gradients);
+    } else {
+      kernels.check_finite(stream_, state, range.gradients, health_);
+    }
   }
   marks_.write(stream_);  // what no exchange between ranks has written
   if (is_adam(rule_.kind)) {
     kernels.adam_count(stream_, state, health_, marks_.marks(), adam(), steps_, factors_);
   }
   for (size_t range = 0; range < ranges_.size(); ++range) update(state, range);
+  if (scales_loss()) kernels.update_scale(stream_, state, rule_.growth_interval, health_);
+  round();
+}
+
+void Optimizer::round() const {
+  for (const UpdatedRange& range : ranges_) {
+    if (!range.rounded.defined()) continue;
+    stream_.kernels().to_sixteen_bits(stream_, 1, range.values, range.rounded);
+  }
 }
 
 void Optimizer::update(const StepStateTensor& state, size_t range) const {
-  const auto& [values, gradients, stretches] = ranges_[range];
+  const auto& [values, gradients, stretches, rounded] = ranges_[range];
   const Owners owners{stretches, marks_.marks()};
   if (!is_adam(rule_.kind)) {
     const SgdRule sgd{.momentum = Real(rule_.momentum), .weight_decay = Real(rule_.weight_decay)};

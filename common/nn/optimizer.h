@@ -38,12 +38,16 @@ struct OptimizerRule {
   double weight_decay = 0;            // AdamW: decoupled; SGD and Adam: L2, part of the gradient
   double beta1 = 0.9, beta2 = 0.999;  // of Adam and AdamW
   double eps = 1e-8;                  // likewise
+  /// For gradients in fp16: after so many good steps the loss is scaled by twice as much, as
+  /// torch.amp.GradScaler does it (its growth_interval). 0: no scale.
+  int64_t growth_interval = 0;
 };
 
 /// Learnt numbers that lie side by side, and their gradients.
 struct UpdatedRange {
   Tensor values, gradients;          // [n], both
   BasicTensor<Stretch> stretches{};  // of both, where an optimizer knows of parameters
+  AnyTensor rounded{};               // copies of the values, made by the optimizer
 };
 
 /// Scales all gradients together down to an L2 norm of `most`, as torch.nn.utils.clip_grad_norm_
@@ -96,12 +100,19 @@ class Optimizer {
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
             std::vector<Tensor> zeroed = {}, GradientMarks marks = {});
 
+  /// Rounds the values to their copies in 16 bits, where there are any. The constructor does it,
+  /// and each step: call it when values have been loaded since.
+  void round() const;
   /// Zeroes the gradients; of FlatParameters the loss and the marks, too.
   void zero_gradients() const;
-  /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too.
+  /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too. If the
+  /// loss is scaled, the gradients are divided by its scale first. One that is not finite then
+  /// skips this update, and halves the scale.
   void step(const StepStateTensor& state, const Tensor& loss) const;
 
   const HealthTensor& health() const { return health_; }
+  /// For contexts: where the scale of the loss is, if the rule has one.
+  HealthTensor loss_scale() const { return scales_loss() ? health_ : HealthTensor(); }
   /// SGD with momentum: "momentum"; Adam and AdamW: "exp_avg" and "exp_avg_sq"; else empty.
   const std::vector<OptimizerState>& state() const { return state_; }
   /// PyTorch's "step" of Adam and AdamW: how often each of parameters() has been updated. Empty for
@@ -112,6 +123,7 @@ class Optimizer {
   const std::vector<Parameter*>& parameters() const { return marks_.parameters(); }
 
  private:
+  bool scales_loss() const { return rule_.growth_interval > 0; }
   void make_one_owner();
   void add_state(const std::string& name);
   void update(const StepStateTensor& state, size_t range) const;

@@ -44,7 +44,7 @@ FlatBuffers::FlatBuffers(Module& module, Stream stream) : buffers_(module.buffer
   }
 }
 
-FlatParameters::FlatParameters(Module& module, Stream stream)
+FlatParameters::FlatParameters(Module& module, Stream stream, Precision precision)
     : parameters_(module.parameters()), buffers_(module, stream) {
   int64_t total = 0;
   for (const Parameter* p : parameters_) total += aligned(p->shape.elements());
@@ -56,10 +56,16 @@ FlatParameters::FlatParameters(Module& module, Stream stream)
                          contribution_.range(total + 1, {count}));
   stream.kernels().fill(stream, 0, values_);
   stream.kernels().fill(stream, 0, contribution_);
+  if (precision != Precision::real) {
+    rounded_ = with_sixteen_bits(type_of(precision), [&](auto number) -> AnyTensor {
+      return BasicTensor<decltype(number)>::empty(stream, {total});
+    });
+  }
   int64_t at = 0;
   for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
     (*p)->value = values_.range(at, (*p)->shape);
     (*p)->grad = gradients_.range(at, (*p)->shape);
+    if (rounded_.defined()) (*p)->rounded = rounded_.range(at, (*p)->shape);
     at += aligned((*p)->shape.elements());
   }
 }

@@ -30,6 +30,9 @@ struct Parameter {
   int64_t fan_in;  // inputs of one output, for the initialisers
   Tensor value{};
   Tensor grad{};
+  /// Of `value`, in 16 bits: what convolutions and products read, if it is defined (Optimizer).
+  AnyTensor rounded{};
+  AnyTensor in_products() const { return rounded.defined() ? rounded : AnyTensor(value); }
   /// Called on the host, in backward order, once per optimizer step, when the last kernel that
   /// writes `grad` has been enqueued.
   std::function<void(Parameter&)> on_gradient_ready{};
@@ -94,8 +97,9 @@ class FlatBuffers {
 class FlatParameters {
  public:
   /// Allocates on the stream's device and points every Parameter and ModelBuffer into it; values
-  /// are undefined until initialize() or a load, gradients are zero.
-  FlatParameters(Module& module, Stream stream);
+  /// are undefined until initialize() or a load, gradients are zero. With a precision of 16 bits
+  /// there is a third buffer, of rounded values.
+  FlatParameters(Module& module, Stream stream, Precision precision = Precision::real);
 
   Stream stream() const { return values_.home(); }
   const Tensor& values() const { return values_; }        // [elements, gaps included]
@@ -115,11 +119,15 @@ class FlatParameters {
   int64_t count() const;
   /// Sets the gradients, the loss and the marks to zero.
   void zero_gradients() const;
+  /// The values in 16 bits, [elements], which an optimizer makes; undefined where layers compute
+  /// with the values themselves.
+  const AnyTensor& rounded() const { return rounded_; }
 
  private:
   std::vector<Parameter*> parameters_;
   FlatBuffers buffers_;
   Tensor values_, contribution_, gradients_;
+  AnyTensor rounded_;
   GradientMarks marks_;
 };
 

@@ -9,12 +9,12 @@ std::unique_ptr<Conv2d> conv3x3(int64_t in, int64_t out, int64_t stride) {
 }
 
 /// Runs `module` forward or backward under its own name in the trace.
-Tensor forward_named(Module& module, const Tensor& x, Context& context) {
+AnyTensor forward_named(Module& module, const AnyTensor& x, Context& context) {
   const ScopedRange range(context.stream(), module.name());
   return module.forward(x, context);
 }
 
-Tensor backward_named(Module& module, const Tensor& dy, Context& context) {
+AnyTensor backward_named(Module& module, const AnyTensor& dy, Context& context) {
   const ScopedRange range(context.stream(), module.name());
   return module.backward(dy, context);
 }
@@ -41,27 +41,27 @@ Residual::Residual(std::unique_ptr<Conv2d> conv1, std::unique_ptr<Conv2d> conv2,
                       std::make_unique<BatchNorm2d>(conv1_.out_channels(), Activation::relu))),
       bn2_(add_module("bn2", std::make_unique<BatchNorm2d>(conv2_.out_channels()))) {}
 
-Tensor Residual::forward(const Tensor& x, Context& context) {
-  Tensor main = forward_named(conv1_, x, context);
+AnyTensor Residual::forward(const AnyTensor& x, Context& context) {
+  AnyTensor main = forward_named(conv1_, x, context);
   main = forward_named(bn1_, main, context);
   main = forward_named(conv2_, main, context);
-  const Tensor skip = conv3_ == nullptr ? x : forward_named(*conv3_, x, context);
+  const AnyTensor skip = conv3_ == nullptr ? x : forward_named(*conv3_, x, context);
   const ScopedRange range(context.stream(), bn2_.name());
-  Tensor y = bn2_.forward_add_relu(main, skip, context);
+  AnyTensor y = bn2_.forward_add_relu(main, skip, context);
   context.save(*this, {.tensors = {y}});
   return y;
 }
 
-Tensor Residual::backward(const Tensor& dy, Context& context) {
+AnyTensor Residual::backward(const AnyTensor& dy, Context& context) {
   const Stream stream = context.stream();
   // The ReLU passes the same gradient to the block and to the shortcut.
-  Tensor dsum = context.empty(dy.shape());
+  AnyTensor dsum = context.activation(dy.shape());
   context.kernels().relu_backward(stream, context.take(*this).tensors[0], dy, dsum);
-  Tensor dx = backward_named(bn2_, dsum, context);
+  AnyTensor dx = backward_named(bn2_, dsum, context);
   dx = backward_named(conv2_, dx, context);
   dx = backward_named(bn1_, dx, context);
   dx = backward_named(conv1_, dx, context);
-  const Tensor dskip = conv3_ == nullptr ? dsum : backward_named(*conv3_, dsum, context);
+  const AnyTensor dskip = conv3_ == nullptr ? dsum : backward_named(*conv3_, dsum, context);
   context.kernels().add(stream, dskip, dx);
   return dx;
 }
@@ -71,18 +71,18 @@ Tensor Residual::backward(const Tensor& dy, Context& context) {
 EverySecondStep::EverySecondStep(std::unique_ptr<Module> inner)
     : inner_(add_module("inner", std::move(inner))) {}
 
-Tensor EverySecondStep::forward(const Tensor& x, Context& context) {
+AnyTensor EverySecondStep::forward(const AnyTensor& x, Context& context) {
   if (!takes_part(context)) return x;
-  const Tensor added = inner_.forward(x, context);  // its backward may need it as it is
-  const Tensor y = context.empty(x.shape());
+  const AnyTensor added = inner_.forward(x, context);  // its backward may need it as it is
+  const AnyTensor y = context.activation(x.shape());
   context.stream().copy(y.data(), x.data(), x.bytes());
   context.kernels().add(context.stream(), added, y);
   return y;
 }
 
-Tensor EverySecondStep::backward(const Tensor& dy, Context& context) {
+AnyTensor EverySecondStep::backward(const AnyTensor& dy, Context& context) {
   if (!takes_part(context)) return dy;
-  const Tensor dx = inner_.backward(dy, context);
+  const AnyTensor dx = inner_.backward(dy, context);
   context.kernels().add(context.stream(), dy, dx);
   return dx;
 }

@@ -16,8 +16,8 @@ class Residual final : public Module {
   /// channels: only a part of the block's channels if conv1 and conv2 are split over devices.
   Residual(std::unique_ptr<Conv2d> conv1, std::unique_ptr<Conv2d> conv2,
            std::unique_ptr<Conv2d> conv3);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   const Conv2d& conv1() const { return conv1_; }
   const Conv2d& conv2() const { return conv2_; }
@@ -38,8 +38,8 @@ class Residual final : public Module {
 class EverySecondStep final : public Module {
  public:
   explicit EverySecondStep(std::unique_ptr<Module> inner);
-  Tensor forward(const Tensor& x, Context& context) override;
-  Tensor backward(const Tensor& dy, Context& context) override;
+  AnyTensor forward(const AnyTensor& x, Context& context) override;
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
  private:
   Module& inner_;

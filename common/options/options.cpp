@@ -40,6 +40,10 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add("--depth", o.depth, "mlp: linear layers, the last of them to the classes", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
+  parser.add("--precision", o.precision,
+             "what layers compute in, on CPU devices: stage 01 has all three, 04 and 05 have bf16");
+  parser.add("--growth-interval", o.growth_interval,
+             "fp16: good steps after which the scale of the loss is doubled", {1, 1000000000});
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
 }
 
@@ -150,6 +154,33 @@ void settle_optimizer(const OptionParser& parser, Options& o) {
   }
 }
 
+/// Refuses numbers of 16 bits where layers do not compute in them.
+void check_precision(const ProgramInfo& program, const OptionParser& parser, const Options& o,
+                     bool baseline) {
+  require(o.precision == Precision::fp16 || !parser.given("--growth-interval"),
+          "--growth-interval: {} is for --precision fp16 and has no meaning for {}; leave it out",
+          o.growth_interval, name_of(o.precision));
+  if (o.precision == Precision::real) return;
+  const auto expected = [&](const char* words, const char* because) {
+    fail<BadInput>("--precision: found {}, expected {}: {}", name_of(o.precision), words, because);
+  };
+  if (sizeof(Real) > sizeof(float)) {
+    expected("float64", "this build computes in that alone; use one without -Dprecision=double");
+  }
+  if (!program.baseline.empty() && !(o.has_bf16() && o.precision == Precision::bf16)) {
+    expected(o.has_bf16() ? "float32 or bf16" : "float32",
+             "this stage's layers compute in nothing else; stage 01 has bf16 and fp16, stages 04 "
+             "and 05 have bf16");
+  }
+  for (const DeviceId& id : o.device_ids()) {
+    if (id.kind != DeviceId::Kind::cuda) continue;
+    expected("float32", "on GPUs products are in that alone so far; give --devices cpu:0");
+  }
+  require(!baseline,
+          "--baseline: compares weights, which {} rounds differently on one device; leave it out",
+          name_of(o.precision));
+}
+
 /// Refuses what was typed and would have no effect.
 void check_use(const OptionParser& parser, const Options& o, bool baseline) {
   require(o.workers > 0 || !parser.given("--prefetch-factor"),
@@ -224,6 +255,7 @@ std::optional<CommandLine> parse_command_line(const ProgramInfo& program, Option
   add_comparison_options(parser, program, line);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, options, line.baseline);
+  check_precision(program, parser, options, line.baseline);
   settle_optimizer(parser, options);
   check(options);
   std::set<std::string> common{"--baseline"};
@@ -258,7 +290,8 @@ OptimizerRule Options::optimizer_rule() const {
           .weight_decay = weight_decay,
           .beta1 = betas.at(0),
           .beta2 = betas.at(1),
-          .eps = eps};
+          .eps = eps,
+          .growth_interval = precision == Precision::fp16 ? growth_interval : 0};
 }
 
 ModelOptions Options::model_options(const Dataset& images) const {

@@ -44,6 +44,8 @@ struct Options {
   OrderKind order = OrderKind::loader;
   BatchSplit emulate{};
   bool dropout = false;
+  Precision precision = Precision::real;
+  int64_t growth_interval = 2000;
   std::string devices;  // empty: default_devices()
   int nodes = 1;        // simulated hosts
   int threads_per_device = 1;
@@ -64,6 +66,8 @@ struct Options {
   virtual void add_to(OptionParser& parser);
   /// Whether a rank has a part of the network: all ranks then read and write whole weights.
   virtual bool splits_network() const { return false; }
+  /// Of a stage after 01: whether its layers compute in bf16, too. Stage 01 has fp16 as well.
+  virtual bool has_bf16() const { return false; }
   /// The ranks of a simulated job of several processes: one for each device.
   virtual SimulatedRanks simulated_ranks() const;
 

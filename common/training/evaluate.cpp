@@ -24,7 +24,7 @@ Evaluation evaluate(Module& network, Loss& criterion, DataLoader& loader, int64_
   int64_t passes = 0;
   const auto pass = [&](const HostBatch& batch) {
     const DeviceBatch& fed = feeder.feed(batch, context);
-    const Tensor scores = network.forward(feeder.normalize(fed, context), context);
+    const AnyTensor scores = network.forward(feeder.normalize(fed, context), context);
     criterion.forward(scores, fed.labels, loss, context);
     context.kernels().count_correct(stream, scores, fed.labels, correct);
     ++passes;

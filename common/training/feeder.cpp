@@ -85,8 +85,8 @@ const DeviceBatch& Feeder::feed_labels(const HostBatch& batch, const BatchPart& 
   return place;
 }
 
-Tensor Feeder::normalize(const DeviceBatch& batch, Context& context) const {
-  const Tensor images = context.empty(batch.pixels.shape());
+AnyTensor Feeder::normalize(const DeviceBatch& batch, Context& context) const {
+  const AnyTensor images = context.activation(batch.pixels.shape());
   context.kernels().normalize_images(stream_, batch.pixels, mean_, stddev_, images);
   return images;
 }

@@ -44,7 +44,7 @@ class Feeder {
   const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);
   const DeviceBatch& feed_labels(const HostBatch& batch, const BatchPart& part);
   /// The images of a batch as the network takes them: [count, height, width, channels].
-  Tensor normalize(const DeviceBatch& batch, Context& context) const;
+  AnyTensor normalize(const DeviceBatch& batch, Context& context) const;
   /// Keeps `batch` until the copies from it so far have ended.
   void retire(HostBatch batch);
 

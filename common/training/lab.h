@@ -73,7 +73,7 @@ struct SmallTraining {
     parameters.zero_gradients();
     for (const BatchPart& part : parts) {
       const DeviceBatch& fed = feeder.feed(batch, part, context);
-      const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+      const AnyTensor scores = model.network->forward(feeder.normalize(fed, context), context);
       model.loss->forward(scores, fed.labels, loss, context);
       model.network->backward(model.loss->backward(fed.labels, context), context);
     }

@@ -130,9 +130,7 @@ std::string ranks_text(const ProcessGroup& group) {
 nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
                             const DatasetPair& data) {
   nlohmann::json all = settings_of(options, roles);
-  all.update({{"precision", sizeof(Real) == 4 ? "float32" : "float64"},
-              {"training_samples", data.train.count()},
-              {"test_samples", data.test.count()}});
+  all.update({{"training_samples", data.train.count()}, {"test_samples", data.test.count()}});
   return all;
 }
 

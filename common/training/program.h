@@ -55,8 +55,8 @@ std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup
 /// "2 ranks over shm (one host)", and what the job leaves open to strangers.
 std::string ranks_text(const ProcessGroup& group);
 
-/// The settings of the options with these roles, and the other things that weights depend on: the
-/// precision and the sizes of the data sets.
+/// The settings of the options with these roles, and what else weights depend on: the sizes of the
+/// data sets.
 nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
                             const DatasetPair& data);
 /// Everything that must be the same on all ranks: the weights, or the number of calls, depend on

@@ -38,7 +38,7 @@ std::optional<StepReport> StepReports::take(size_t keep) {
   pending_.pop_front();
   const double seconds =
       oldest.loss_arrived.seconds_since(*std::exchange(last_, oldest.loss_arrived));
-  StepReport report{oldest.step, double(*oldest.loss), -1, seconds};
+  StepReport report{oldest.step, double(*oldest.loss), -1, seconds, oldest.healths.front()};
   for (const Health& health : oldest.healths) {  // the earliest step that failed anywhere
     const int64_t failed = health.failed_step;
     if (failed >= 0 && (report.failed_step < 0 || failed < report.failed_step)) {

@@ -18,6 +18,7 @@ struct StepReport {
   double loss;          // mean over the global batch, before the update
   int64_t failed_step;  // -1, or the step whose loss or gradient was not finite
   double seconds;       // from the step before it, or the epoch's start, by the device's clock
+  Health health;        // after it, of the first device
 };
 
 /// Copies each step's loss and health to the host without stopping the device: while the host waits

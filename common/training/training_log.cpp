@@ -185,6 +185,8 @@ void TrainingLog::receive(size_t keep) {
       });
     }
     if (!simulated()) losses_.push_back(report->loss);
+    health_ = report->health;
+    if (health_.skipped_step == report->step) skipped_steps_.push_back(report->step);
     if (line.print && prints()) {
       progress_.clear();
       print_clean("Train Epoch: {} [{}/{} ({:.0f}%)]\t{}\n", epoch_ + 1, line.samples_before,
@@ -286,6 +288,7 @@ std::string beside_formula(double counted, double formula) {
 }
 
 void TrainingLog::finish(double flops) {
+  note_precision();
   collect_records(flops);
   together([&] { write_files(); });
   if (prints()) print_summary();
@@ -382,6 +385,23 @@ nlohmann::json TrainingLog::metrics() const {
   if (simulated()) all["simulated_ranks"] = peers_.alike * std::ssize(records_);
   all.update(*noted_);
   return all;
+}
+
+/// "bf16, no faster on a CPU, ...", and of fp16 the scale.
+void TrainingLog::note_precision() {
+  if (options_.precision == Precision::real) return;
+  const bool cpu = devices_.front()->id().kind == DeviceId::Kind::cpu;
+  note("precision",
+       fmt::format("{}{}", name_of(options_.precision),
+                   cpu ? ", no faster on a CPU, which computes in float32 and rounds" : ""));
+  if (options_.precision == Precision::bf16) return;
+  note("loss scale",
+       fmt::format("{:g} after {} good steps; {} skipped", health_.scale, health_.good_steps,
+                   health_.skipped),
+       "loss_scale",
+       {{"scale", health_.scale},
+        {"good_steps", health_.good_steps},
+        {"skipped_steps", skipped_steps_}});
 }
 
 void TrainingLog::print_summary() const {

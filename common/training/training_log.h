@@ -148,6 +148,7 @@ class TrainingLog {
   /// --trace and --metrics.
   void write_files() const;
   nlohmann::json metrics() const;
+  void note_precision();
   void print_summary() const;
   double samples_per_second() const;
   int64_t training_peak(size_t device) const;
@@ -176,6 +177,8 @@ class TrainingLog {
   int64_t epoch_begin_ns_ = 0;
   double startup_seconds_ = 0, waited_begin_ = 0, waited_here_ = 0;
   std::vector<double> losses_, step_seconds_, epoch_seconds_;
+  Health health_;                       // after the last step that has been reported
+  std::vector<int64_t> skipped_steps_;  // of fp16
   std::vector<Evaluation> evaluations_;
   std::vector<std::pair<std::string, std::string>> notes_;  // rows of the summary
   std::unique_ptr<nlohmann::json> noted_;                   // for --metrics

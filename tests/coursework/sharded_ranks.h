@@ -89,8 +89,8 @@ class OneParameter final : public Module {
   explicit OneParameter(int64_t elements) {
     add_parameter("weight", ParameterKind::bias, {elements}, 1);
   }
-  Tensor forward(const Tensor& x, Context&) override { return x; }
-  Tensor backward(const Tensor& dy, Context&) override { return dy; }
+  AnyTensor forward(const AnyTensor& x, Context&) override { return x; }
+  AnyTensor backward(const AnyTensor& dy, Context&) override { return dy; }
 };
 
 inline Layers one_layer(int64_t elements) {

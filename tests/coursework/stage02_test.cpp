@@ -79,7 +79,7 @@ class Tally final : public Module {
   explicit Tally(Hooks hooks)
       : hooks_(std::move(hooks)), weight_(add_parameter("weight", ParameterKind::bias, {1}, 1)) {}
 
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     const Tensor y = context.empty(x.shape());
     context.kernels().fill(context.stream(), 0, y);
     hooks_.before(context.stream());
@@ -87,7 +87,7 @@ class Tally final : public Module {
     hooks_.behind(context.stream());
     return y;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     hooks_.before(context.stream());
     context.kernels().add_column_sums(context.stream(), dy, weight_.grad);
     hooks_.behind(context.stream());

@@ -113,8 +113,8 @@ class ThreeLayers final : public Module {
     for (const char* name : {"a", "b"}) add_parameter(name, ParameterKind::bias, {1}, 1);
     add_parameter("c", ParameterKind::bias, {3}, 1);
   }
-  Tensor forward(const Tensor& x, Context&) override { return x; }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context&) override { return x; }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     for (const char layer : order_) {
       Parameter& parameter = *parameters()[size_t(layer - 'a')];
       Real* const gradient = parameter.grad.data();

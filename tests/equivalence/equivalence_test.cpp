@@ -1,5 +1,6 @@
 // One batch, several ways: what must not change the result of stage 01, and what does.
 
+#include <algorithm>
 #include <numeric>
 
 #include "common/core/real.h"
@@ -273,6 +274,44 @@ TEST_CASE("--drop-last and --max-steps say how many steps there are", "[equivale
   CHECK(steps({"--epochs", "3", "--max-steps", "4"}) == Counts{4, 2});
   CHECK(steps({"--epochs", "0"}) == Counts{0, 0});
 }
+
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+
+// --- 16 bits -------------------------------------------------------------------------------------
+
+TEST_CASE("In 16 bits stage 01, its graph and the reference end with the same bytes",
+          "[equivalence][sixteen]") {
+  for (const std::string precision : {"bf16", "fp16"}) {
+    const Options options{"--data",      "synthetic:256:64", "--batch-size", "16",        "--lr",
+                          "0.01",        "--model",          "seed-bn",      "--workers", "0",
+                          "--precision", precision};
+    INFO(precision);
+    const Outcome plain = train(options);
+    CHECK((train(options + Options{"--graph"}).file == plain.file));
+    CHECK((train_in_parts(options, "none").file == plain.file));
+    CHECK_THAT(plain.out, ContainsSubstring(precision + ", no faster on a CPU"));
+    CHECK(plain.metrics.at("config").at("precision") == precision);
+    CHECK(plain.metrics.contains("loss_scale") == (precision == "fp16"));
+  }
+}
+
+TEST_CASE("A scale that grows after every good step overflows, and no step is lost but those",
+          "[equivalence][sixteen]") {
+  const Options options{
+      "--data", "synthetic:256:64", "--batch-size", "8", "--precision", "fp16", "--growth-interval",
+      "1"};
+  const nlohmann::json metrics = train(options).metrics;
+  const auto skipped = metrics.at("loss_scale").at("skipped_steps").get<std::vector<int64_t>>();
+  CHECK(!skipped.empty());
+  CHECK(metrics.at("steps") == 32);
+  double scale = 65536;  // GradScaler's rule, with what was skipped
+  for (int64_t step = 0; step < 32; ++step) {
+    scale *= std::ranges::find(skipped, step) != skipped.end() ? 0.5 : 2;
+  }
+  CHECK(metrics.at("loss_scale").at("scale") == scale);
+}
+
+#endif
 
 }  // namespace
 }  // namespace lockstep

@@ -36,6 +36,7 @@ const std::vector<NumericOption> kNumericOptions{
     {"--weight-decay", "-1", "inf", "0 to 1000000000000"},
     {"--betas", "-0.1", "2", "0 to 1"},
     {"--eps", "0", "2", "1e-30 to 1"},
+    {"--growth-interval", "0", "1000000001", "1 to 1000000000"},
     {"--threads-per-device", "0", "1025", "1 to 1024"},
     {"--nodes", "0", "65537", "1 to 65536"},
     {"--workers", "-1", "257", "0 to 256"},
@@ -95,6 +96,25 @@ TEST_CASE("Options of another optimizer, and betas that are no pair, are refused
   }
   refused({"--optimizer", "adam", "--betas", "1.0,2"}, {"--betas", "'2'", "0 to 1"});
   refused({"--optimizer", "adam", "--betas", "0.9,high"}, {"--betas", "'high'", "0 to 1"});
+}
+
+TEST_CASE("A precision that a program does not have is refused, with what to do", "[faults]") {
+  check_stage_refuses(kSmall + Words{"--precision", "half"}, {"--precision", "half", "bf16"});
+  check_stage_refuses(kSmall + Words{"--growth-interval", "7"},
+                      {"--growth-interval: 7 is for --precision fp16"});
+  check_stage_refuses(kSmall + Words{"--precision", "bf16", "--growth-interval", "7"},
+                      {"--growth-interval: 7 is for --precision fp16", "bf16"});
+  const std::string others = "stage 01 has bf16 and fp16, stages 04 and 05 have bf16";
+  for (const std::string stage : {"02-dataparallel", "03-model-split", "06-fully-sharded"}) {
+    check_stage_refuses(kSmall + Words{"--precision", "bf16"},
+                        {"--precision: found bf16, expected float32: ", others}, {}, stage);
+  }
+  check_stage_refuses(kSmall + Words{"--precision", "fp16"},
+                      {"--precision: found fp16, expected float32 or bf16: ", others}, {},
+                      "04-ddp");
+  check_stage_refuses(kSmall + Words{"--precision", "bf16", "--baseline"},
+                      {"--baseline: compares weights, which bf16 rounds differently"}, {},
+                      "04-ddp");
 }
 
 TEST_CASE("A factor of the learning rate without the epochs between is refused", "[faults]") {

@@ -118,7 +118,7 @@ struct Training {
     const Tensor loss = parameters.loss();
     context.begin_step({.step = index, .learning_rate = Real(0.1), .loss_weight = Real(1) / 8});
     const DeviceBatch& part = feeder.feed(batch, context);
-    const Tensor images = feeder.normalize(part, context);
+    const AnyTensor images = feeder.normalize(part, context);
     damage(images);
     model.loss->forward(model.network->forward(images, context), part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);

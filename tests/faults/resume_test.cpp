@@ -93,6 +93,25 @@ const Words kSkip{"--data",
                   "--devices",
                   cpus(2)};
 
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+TEST_CASE("A run in bf16 goes on with the bytes of one that never stopped, and in bf16 alone",
+          "[faults][checkpoint][sixteen]") {
+  const Jobs jobs;
+  const TempDir saved;
+  const Words bf16{"--precision", "bf16"}, all{"--devices", cpus(2), "--epochs", "2"};
+  const Words folder{"--checkpoint-dir", saved.path(), "--resume", "auto"};
+  train(jobs, all + bf16 + Words{"--save", jobs / "straight"});
+  const Words resumed = all + bf16 + folder;
+  train(jobs, resumed + Words{"--max-steps", "7"});
+  train(jobs, resumed + Words{"--save", jobs / "resumed"});
+  CHECK((jobs.text("resumed") == jobs.text("straight")));
+  const ProcessResult other = jobs.run_words(Words{stage05()} + kRun + all + folder);
+  INFO(story(other));
+  CHECK(other.status == 1);
+  CHECK_THAT(other.err, ContainsSubstring("precision"));
+}
+#endif
+
 TEST_CASE("A run goes on with each parameter's own count of steps", "[faults][checkpoint]") {
   const Jobs jobs;
   train(jobs, {"--max-steps", "6", "--save", jobs / "straight"}, kSkip);

@@ -642,7 +642,7 @@ std::vector<Options> changed_options(const TempDir& folder) {
   b.devices = "sim:3", b.nodes = 2, b.optimizer = OptimizerKind::adamw, b.betas = {1.0 / 3, 0.98},
   b.eps = 1e-7, b.model = ModelKind::mlp, b.depth = 8;
   Options c;
-  c.dropout = true;
+  c.dropout = true, c.devices = "cpu:0", c.precision = Precision::fp16, c.growth_interval = 7;
   return {Options(), a, b, c};
 }
 

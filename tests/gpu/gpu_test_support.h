@@ -147,7 +147,11 @@ class Run {
     results_.push_back({std::move(name), {found.begin(), found.end()}, tolerance});
   }
   void result(const HealthTensor& health) {
-    results_.push_back({"health", {double(health.to_host()[0].failed_step)}, 0});
+    const Health h = health.to_host()[0];
+    results_.push_back({"health",
+                        {double(h.failed_step), double(h.scale), double(h.good_steps),
+                         double(h.skipped_step), double(h.skipped)},
+                        0});
   }
 
   const std::vector<Result>& results() const { return results_; }

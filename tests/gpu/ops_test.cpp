@@ -81,8 +81,10 @@ TEST_CASE("add, relu_backward: arrays that begin at different distances from a p
   }
 }
 
-TEST_CASE("to_bf16, from_bf16: the bits of the CPU, midpoints, subnormals and NaN included",
-          "[cuda][ops][sixteen]") {
+TEST_CASE(
+    "to_sixteen_bits, from_sixteen_bits: the bits of the CPU, midpoints, subnormals and NaN "
+    "included",
+    "[cuda][ops][sixteen]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;
   for (const int64_t n : kSizes) {
@@ -99,10 +101,10 @@ TEST_CASE("to_bf16, from_bf16: the bits of the CPU, midpoints, subnormals and Na
             const Bf16Tensor half = run.put({n}, std::vector<Bf16>(size_t(n), Bf16(7)));
             const Tensor back = run.output({n});
             for (const Real factor : {Real(1), Real(1) / 3}) {
-              run.ops.to_bf16(run.stream, factor, run.put({n}, values), half);
-              run.result("to_bf16", half, kEqual);
-              run.ops.from_bf16(run.stream, half, back);
-              run.result("from_bf16", back, kEqual);
+              run.ops.to_sixteen_bits(run.stream, factor, run.put({n}, values), half);
+              run.result("to_sixteen_bits", half, kEqual);
+              run.ops.from_sixteen_bits(run.stream, half, back);
+              run.result("from_sixteen_bits", back, kEqual);
             }
           },
           shift);
@@ -309,6 +311,36 @@ TEST_CASE("check_finite: the first step with a NaN or an infinity is kept, where
     run.ops.check_finite(run.stream, run.state({.step = 8}), run.filled({70001}, kNaN), health);
     run.result(health);
   });
+}
+
+TEST_CASE("scale_loss, unscale, update_scale: there and back, and a step that is skipped",
+          "[cuda][ops][sixteen]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const int64_t n : {1, 33, 70001}) {
+    for (const int64_t shift : {0, 1}) {
+      INFO(n << " elements, shift " << shift);
+      both.agree(
+          [&](Run& run) {
+            const HealthTensor health = run.put<Health>({}, {Health{.scale = 1024}});
+            const Tensor x = run.random({n}, 1);
+            run.ops.scale_loss(run.stream, health, x);
+            run.result("scaled", x, kEqual);
+            for (int64_t step = 0; step < 5; ++step) {
+              const StepStateTensor state = run.state({.step = step});
+              Values gradient = random_values({n}, 2);
+              if (step == 2) gradient[n / 2] = kInfinity;
+              const Tensor dx = run.put({n}, gradient);
+              run.ops.unscale(run.stream, state, health, dx);
+              if (step != 2) run.result("unscaled", dx, kEqual);
+              run.result(health);
+              run.ops.update_scale(run.stream, state, /*growth_interval=*/2, health);
+              run.result(health);
+            }
+          },
+          shift);
+    }
+  }
 }
 
 TEST_CASE("poison: the first number, once training has failed", "[cuda][ops]") {

@@ -244,7 +244,7 @@ struct FirstStep {
     const Tensor loss = Tensor::from_host(stream, {1}, {0});
     context.begin_step({.loss_weight = Real(1) / kBatch});
     const DeviceBatch& fed = feeder.feed(*loader.next(), context);
-    const Tensor images = feeder.normalize(fed, context);
+    const AnyTensor images = feeder.normalize(fed, context);
     model.loss->forward(model.network->forward(images, context), fed.labels, loss, context);
     model.network->backward(model.loss->backward(fed.labels, context), context);
 
@@ -364,7 +364,7 @@ TEST_CASE("The decoded images, labels and normalised pixels are PyTorch's", "[pa
   Feeder feeder(stream, data.train);
   DataLoader loader(data.train, {.batch_size = kBatch});
   loader.begin_epoch(0);
-  const Tensor images = feeder.normalize(feeder.feed(*loader.next(), context), context);
+  const AnyTensor images = feeder.normalize(feeder.feed(*loader.next(), context), context);
   double total = 0;
   for (const Real pixel : images.to_host()) total += double(pixel);
   const double expected =

@@ -36,7 +36,7 @@ inline void require_empty_pass(Stream stream, const ModelOptions& options) {
   const Shape shape{0, options.height, options.width_pixels, options.channels};
   const LabelTensor labels = LabelTensor::empty(stream, {0});
 
-  const Tensor scores = model.network->forward(Tensor::empty(stream, shape), context);
+  const AnyTensor scores = model.network->forward(Tensor::empty(stream, shape), context);
   model.loss->forward(scores, labels, loss, context);
   model.network->backward(model.loss->backward(labels, context), context);
   require_equal(scores.shape().text(), Shape{0, options.classes}.text(), "scores");

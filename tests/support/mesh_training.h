@@ -71,7 +71,7 @@ class MeshMember {
     optimizer.zero_gradients();
     for (size_t part = 0; part < images.size(); ++part) {
       context.facts.last_contribution = part + 1 == images.size();
-      const Tensor scores = model.network->forward(images[part], context);
+      const AnyTensor scores = model.network->forward(images[part], context);
       model.loss->forward(scores, labels[part], network.loss(), context);
       model.network->backward(model.loss->backward(labels[part], context), context);
     }

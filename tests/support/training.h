@@ -20,6 +20,7 @@ struct TrainingOptions {
   int64_t batch_size = 32;
   Real learning_rate = Real(0.01);
   bool graph = false;
+  Precision precision = Precision::real;
 };
 
 /// A network with seed 1 on a stream's device, and what it takes to train it on `set`, in the order
@@ -28,9 +29,9 @@ class Training {
  public:
   Training(Stream stream, const Dataset& set, const TrainingOptions& options)
       : model(make_model(options.model)),
-        parameters(*model.network, stream),
+        parameters(*model.network, stream, options.precision),
         optimizer(parameters, options.rule),
-        context(stream),
+        context(stream, options.precision, optimizer.loss_scale()),
         feeder(stream, set),
         loader(set, {.batch_size = options.batch_size,
                      .allocator = [&device = stream.device()](
@@ -39,6 +40,7 @@ class Training {
         learning_rate_(options.learning_rate),
         loss_(parameters.loss()) {
     initialize(parameters, Initializer::kaiming_uniform, 1);
+    optimizer.round();
   }
 
   /// One step per batch of the set; the loss of each.
@@ -63,6 +65,17 @@ class Training {
     return loss;
   }
 
+  /// The bytes that the set's first batch keeps for backward.
+  int64_t saved_bytes() {
+    loader.begin_epoch(0);
+    std::optional<HostBatch> batch = loader.next();
+    forward(feed(*batch));
+    const int64_t bytes = context.saved_bytes();
+    context.clear();
+    stream().synchronize();
+    return bytes;
+  }
+
   /// How often the work of a step was enqueued operation by operation.
   int64_t enqueued() const { return enqueued_; }
 
@@ -74,6 +87,7 @@ class Training {
   DataLoader loader;
 
  private:
+  Stream stream() const { return context.stream(); }
   const DeviceBatch& feed(const HostBatch& batch) {
     context.begin_step({.step = steps_++,
                         .learning_rate = learning_rate_,
@@ -82,7 +96,7 @@ class Training {
   }
 
   void forward(const DeviceBatch& fed) {
-    const Tensor scores = model.network->forward(feeder.normalize(fed, context), context);
+    const AnyTensor scores = model.network->forward(feeder.normalize(fed, context), context);
     model.loss->forward(scores, fed.labels, loss_, context);
   }
 

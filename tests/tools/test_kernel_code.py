@@ -35,7 +35,7 @@ MORE_REGISTERS = {  # the first that fits
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
     "NormalizeImage": 48,  # 16 pixels
-    "1, BatchNormBackwardInput<true>": 40,
+    "1, BatchNormBackwardInput<float, true>": 40,
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
     "BatchNormMerge": 64,  # a thread per channel: few
@@ -48,39 +48,43 @@ MORE_REGISTERS = {  # the first that fits
 WIDE = {
     "each_kernel<Fill<float> >": (0, 1),
     "each_kernel<Fill<long> >": (0, 1),
-    "each_kernel<Add>": (2, 1),
+    "each_kernel<Add<float, float> >": (2, 1),
     "each_kernel<Scale>": (1, 1),
     "each_kernel<ClipToNorm>": (1, 1),
+    "each_kernel<ScaleLoss>": (1, 1),
+    "each_kernel<Unscale>": (1, 1),
     "each_kernel<Narrow<Bf16> >": (2, 1),  # eight numbers
     "each_kernel<Widen<Bf16> >": (1, 2),
-    "each_kernel<NormalizeImage>": (1, 4),  # 16 pixels
-    "each_kernel<Relu>": (1, 1),
-    "each_kernel<ReluBackward>": (2, 1),
+    "each_kernel<NormalizeImage<float> >": (1, 4),  # 16 pixels
+    "each_kernel<Relu<float> >": (1, 1),
+    "each_kernel<ReluBackward<float> >": (2, 1),
     "each_marked_kernel<SgdUpdate<false> >": (2, 1),
     "each_marked_kernel<SgdUpdate<true> >": (3, 2),
     "each_marked_kernel<AdamUpdate>": (4, 3),
-    "each_row_kernel<unsigned int, 4, AddBias>": (2, 1),
-    "each_row_kernel<unsigned int, 4, BatchNorm<false, false> >": (5, 1),
-    "each_row_kernel<unsigned int, 4, BatchNorm<false, true> >": (6, 1),
-    "each_row_kernel<unsigned int, 4, BatchNorm<true, false> >": (5, 1),
-    "each_row_kernel<unsigned int, 4, BatchNorm<true, true> >": (6, 1),
-    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<false> >": (7, 1),
-    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<true> >": (8, 1),
-    "each_row_kernel<unsigned int, 4, DropoutMask>": (0, 1),
-    "each_row_kernel<unsigned int, 4, ApplyMask>": (1, 1),  # several rows may share a mask
+    "each_row_kernel<unsigned int, 4, AddBias<float> >": (2, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<float, false, false> >": (5, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<float, false, true> >": (6, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<float, true, false> >": (5, 1),
+    "each_row_kernel<unsigned int, 4, BatchNorm<float, true, true> >": (6, 1),
+    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<float, false> >": (7, 1),
+    "each_row_kernel<unsigned int, 4, BatchNormBackwardInput<float, true> >": (8, 1),
+    "each_row_kernel<unsigned int, 4, DropoutMask<float> >": (0, 1),
+    "each_row_kernel<unsigned int, 4, ApplyMask<float> >": (1, 1),  # several rows may share a mask
     "each_row_kernel<unsigned int, 4, NllLossBackward>": (0, 1),
-    "reduce_rows_kernel<4, true, AddColumnSums>": (4, 0),
-    "reduce_rows_kernel<4, true, BatchNormStatistics>": (4, 0),
-    "reduce_rows_kernel<4, true, BatchNormMeasure>": (4, 0),
-    "reduce_rows_kernel<4, true, BatchNormBackwardSums<false> >": (8, 0),
-    "reduce_rows_kernel<4, true, BatchNormBackwardSums<true> >": (8, 0),
+    "reduce_rows_kernel<4, true, AddColumnSums<float> >": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormStatistics<float> >": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormMeasure<float> >": (4, 0),
+    "reduce_rows_kernel<4, true, BatchNormBackwardSums<float, false> >": (8, 0),
+    "reduce_rows_kernel<4, true, BatchNormBackwardSums<float, true> >": (8, 0),
     "report_if_any_kernel<CheckFinite>": (4, 0),
+    "report_if_any_kernel<FindOverflow>": (4, 0),
     "each_team_kernel<SumSquares>": (4, 0),
 }
 
 # What moves single numbers, and why.
 SINGLE = {
     "each_kernel<Poison>": "one number",
+    "each_kernel<UpdateScale>": "one call",
     "each_kernel<AdamCount>": "a thread per parameter",
     "each_kernel<BatchNorm": "a thread per channel",
     "each_row_kernel<unsigned int, 1,": "rows of which a pack is no whole number",
@@ -93,11 +97,12 @@ SINGLE = {
 }
 
 ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
-LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormMeasure": 1,
-                  "BatchNormBackwardSums<false> ": 2, "BatchNormBackwardSums<true> ": 2}
+LOADS_OF_A_ROW = {"AddColumnSums<float> ": 1, "BatchNormStatistics<float> ": 1,
+                  "BatchNormMeasure<float> ": 1,
+                  "BatchNormBackwardSums<float, false> ": 2, "BatchNormBackwardSums<float, true> ": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
-LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "SumOfParts",
-                "SumSquares")
+LOADED_AHEAD = ("CheckFinite", "FindOverflow", "LogSoftmax<float> ", "LogSoftmaxBackward<float> ",
+                "NllLoss", "SumOfParts", "SumSquares")
 
 # Loads that wait for a decision, which may be taken from another load.
 CONDITIONAL_LOADS = {
@@ -114,7 +119,7 @@ DOUBLE_ARITHMETIC = {
 
 # What divides by more than the extents that Divisor of launch.cuh knows: their numbers may have 64 bits,
 # and the code looks first, and divides small ones in 32.
-DIVISION = ("AdaptiveAvgPool2d", "MaxPool2dBackward>", "ApplyMask")
+DIVISION = ("AdaptiveAvgPool2d", "MaxPool2dBackward<", "ApplyMask")
 
 
 def planned(table, kernel):
@@ -236,7 +241,7 @@ class TestKernelCode(unittest.TestCase):
     def test_sources_with_a_mistake_are_found(self):
         for header, old, new, fault in (
                 ("cuda/launch.cuh", "kInFlight = kSize == 1 ? 8 : 4;", "kInFlight = 1;",
-                 r"AddColumnSums>: a pass over its rows has 1 loads, 1 of"),
+                 r"AddColumnSums<float> >: a pass over its rows has 1 loads, 1 of"),
                 ("cuda/packs.cuh", "kWidest = 16;", "kWidest = 8;",
                  r"AdamUpdate>: 0 loads and 0 stores of 16 bytes, expected 4 and 3"),
                 ("cuda/packs.cuh", "return *reinterpret_cast<const Pack<T, N>*>(from);",
@@ -245,13 +250,13 @@ class TestKernelCode(unittest.TestCase):
                  "for (int k = 0; k < kWords; ++k)"
                  "  reinterpret_cast<int*>(&pack)[k] = __ldg(reinterpret_cast<const int*>(from) + k);"
                  "return pack;",
-                 r"each_kernel<Add>: a load that may miss what the same kernel writes"),
+                 r"each_kernel<Add<float, float> >: a load that may miss what the same kernel writes"),
                 ("bodies/batch_norm.inl", ": whole;", ": dy[i];",
-                 r"1, BatchNormBackwardInput<true> >: a load that waits for a decision"),
+                 r"1, BatchNormBackwardInput<float, true> >: a load that waits for a decision"),
                 ("bodies/elementwise.inl", "*= factor;", "*= factor + 1e-9;",
                  r"Scale>: \d+ operations in double, expected none"),
                 ("cuda/launch.cuh", "packs_of_row.quotient(pack)", "pack / packs_of_row.divisor",
-                 r"each_row_kernel<unsigned int, 4, AddBias>: divides whole numbers"),
+                 r"each_row_kernel<unsigned int, 4, AddBias<float> >: divides whole numbers"),
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
                  r"SumSquares>: 1 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
@@ -303,15 +308,15 @@ class TestReading(unittest.TestCase):
     def test_what_is_looked_for_is_found(self):
         kernel = kernel_of("LDG.E.CONSTANT R5, [R8.64]", ".L_x_1:", "@P1 LDG.E R4, [R2.64]",
                            "DADD R6, R4, R6", "STL [R1], R4", "@P0 BRA `(.L_x_1)", "EXIT")
-        kernel.name, kernel.registers, kernel.local_bytes = "each_kernel<Add>", 33, 16
-        self.assertEqual(["each_kernel<Add>: 16 bytes of local memory, expected none",
-                          "each_kernel<Add>: 33 registers, expected 32 at most",
-                          "each_kernel<Add>: a load that may miss what the same kernel writes: "
+        kernel.name, kernel.registers, kernel.local_bytes = "each_kernel<Add<float, float> >", 33, 16
+        self.assertEqual(["each_kernel<Add<float, float> >: 16 bytes of local memory, expected none",
+                          "each_kernel<Add<float, float> >: 33 registers, expected 32 at most",
+                          "each_kernel<Add<float, float> >: a load that may miss what the same kernel writes: "
                           "LDG.E.CONSTANT R5, [R8.64]",
-                          "each_kernel<Add>: 0 loads and 0 stores of 16 bytes, expected 2 and 1",
-                          "each_kernel<Add>: a load that waits for a decision: "
+                          "each_kernel<Add<float, float> >: 0 loads and 0 stores of 16 bytes, expected 2 and 1",
+                          "each_kernel<Add<float, float> >: a load that waits for a decision: "
                           "@P1 LDG.E R4, [R2.64]",
-                          "each_kernel<Add>: 1 operations in double, expected none"],
+                          "each_kernel<Add<float, float> >: 1 operations in double, expected none"],
                          faults_of(kernel))
 
 

@@ -7,21 +7,23 @@
 #include <cmath>
 #include <type_traits>
 
+#include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
 
 /// Mean and M2 in one pass over x. Summing x - x[0] instead of x keeps the digits when the mean is
 /// large beside the spread: M2 = sum d^2 - (sum d)^2 / n with d = x - x[0]. All zeros for no rows.
+template <class T>
 struct BatchNormStatistics {
-  const Real* x;
-  const Real* first;  // x's first row
+  const T* x;
+  const T* first;  // x's first row
   int64_t rows, channels;
   Real* statistics;  // [2 channels + 1]: means, M2s, rows
   using Arrays = Members<&BatchNormStatistics::x>;
   using FeatureArrays = Members<&BatchNormStatistics::first>;
   LOCKSTEP_BODY Terms terms(int64_t i, int64_t c) const {
-    const Real d = x[i] - first[c];
+    const Real d = Real(x[i]) - Real(first[c]);
     return {d, d * d};
   }
   LOCKSTEP_BODY Real mean(int64_t c, double sum) const {
@@ -90,10 +92,11 @@ struct BatchNormPrepare {
 
 /// Statistics, and what is prepared from them: for a batch that one device sees as a whole. Neither
 /// part has memory for statistics.
-struct BatchNormMeasure : BatchNormStatistics {
+template <class T>
+struct BatchNormMeasure : BatchNormStatistics<T> {
   BatchNormPrepare next;
   LOCKSTEP_BODY void finish(int64_t c, double sum, double squares) const {
-    next.prepare(c, mean(c, sum), m2(sum, squares), Real(rows));
+    next.prepare(c, this->mean(c, sum), this->m2(sum, squares), Real(this->rows));
   }
 };
 
@@ -125,11 +128,11 @@ struct BatchNormAffine {
 };
 
 /// Over (row, channel). kSkip adds a residual before the ReLU.
-template <bool kRelu, bool kSkip>
+template <class T, bool kRelu, bool kSkip>
 struct BatchNorm : BatchNormAffine {
-  const Real* x;
-  const Real* skip;
-  Real* y;
+  const T* x;
+  const T* skip;
+  T* y;
   using Arrays = std::conditional_t<kSkip, Members<&BatchNorm::x, &BatchNorm::skip, &BatchNorm::y>,
                                     Members<&BatchNorm::x, &BatchNorm::y>>;
   LOCKSTEP_BODY void operator()(int64_t i, int64_t /*row*/, int64_t c) const {
@@ -140,10 +143,10 @@ struct BatchNorm : BatchNormAffine {
 };
 
 /// The sums, and from them the gradients of weight and bias, which add up.
-template <bool kRelu>
+template <class T, bool kRelu>
 struct BatchNormBackwardSums : BatchNormAffine {
-  const Real* x;
-  const Real* dy;
+  const T* x;
+  const T* dy;
   int64_t channels;
   Real* sums;  // [2, channels]
   Real* dweight;
@@ -152,7 +155,7 @@ struct BatchNormBackwardSums : BatchNormAffine {
   LOCKSTEP_BODY Terms terms(int64_t i, int64_t c) const {
     const Real whole = dy[i];  // read whether needed or not: a load does not wait for another
     const Real g = kRelu && !(affine(x[i], c) > 0) ? Real(0) : whole;
-    return {g, g * (x[i] - mean[c])};
+    return {g, g * (Real(x[i]) - mean[c])};
   }
   LOCKSTEP_BODY void finish(int64_t c, double sum_dy, double sum_dy_xmu) const {
     sums[c] = Real(sum_dy);
@@ -163,14 +166,14 @@ struct BatchNormBackwardSums : BatchNormAffine {
 };
 
 /// Over (row, channel).
-template <bool kRelu>
+template <class T, bool kRelu>
 struct BatchNormBackwardInput : BatchNormAffine {
-  const Real* x;
-  const Real* dy;
+  const T* x;
+  const T* dy;
   const Real* sum_dy;
   const Real* sum_dy_xmu;
   const Real* inverse_count;  // 1 / rows
-  Real* dx;
+  T* dx;
   using Arrays =
       Members<&BatchNormBackwardInput::x, &BatchNormBackwardInput::dy, &BatchNormBackwardInput::dx>;
   using FeatureArrays =

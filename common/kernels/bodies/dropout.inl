@@ -2,6 +2,7 @@
 // Dropout from counter-based random numbers: no state, so the mask does not depend on how the batch
 // is split over devices or on the order of work.
 
+#include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
@@ -33,11 +34,12 @@ struct Philox {
 };
 
 /// Over (sample, feature) of mask [samples, features].
+template <class T>
 struct DropoutMask {
   const StepState* state;
   DropoutKey key;
   Real p;
-  Real* mask;
+  T* mask;
   using Arrays = Members<&DropoutMask::mask>;
   LOCKSTEP_BODY void operator()(int64_t i, int64_t n, int64_t f) const {
     const uint64_t position =
@@ -54,14 +56,15 @@ struct DropoutMask {
 };
 
 /// Over (row, feature); `rows_per_sample` rows share a sample's mask.
+template <class T>
 struct ApplyMask {
-  const Real* x;
-  const Real* mask;
+  const T* x;
+  const T* mask;
   int64_t rows_per_sample, features;
-  Real* y;
+  T* y;
   using Arrays = Members<&ApplyMask::x, &ApplyMask::y>;
   LOCKSTEP_BODY void operator()(int64_t i, int64_t row, int64_t f) const {
-    y[i] = x[i] * mask[row / rows_per_sample * features + f];
+    y[i] = Real(x[i]) * Real(mask[row / rows_per_sample * features + f]);
   }
 };
 

@@ -14,11 +14,12 @@ struct Fill {
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = value; }
 };
 
+template <class X, class Y>
 struct Add {
-  const Real* x;
-  Real* y;
+  const X* x;
+  Y* y;
   using Arrays = Members<&Add::x, &Add::y>;
-  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] += x[i]; }
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = Real(y[i]) + Real(x[i]); }
 };
 
 struct Scale {
@@ -35,7 +36,7 @@ struct Narrow {
   const Real* x;
   T* y;
   using Arrays = Members<&Narrow::x, &Narrow::y>;
-  LOCKSTEP_BODY void operator()(int64_t i) const { round_into(y[i], float(factor * x[i])); }
+  LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = float(factor * x[i]); }
 };
 
 template <class T>
@@ -46,25 +47,30 @@ struct Widen {
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = x[i]; }
 };
 
+// What layers compute may have 16 bits, T. Formulas are in Real; assigning their result rounds it.
+
+template <class T>
 struct NormalizeImage {
   const uint8_t* x;
   Real mean, stddev;
-  Real* y;
+  T* y;
   using Arrays = Members<&NormalizeImage::x, &NormalizeImage::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = (Real(x[i]) / 255 - mean) / stddev; }
 };
 
+template <class T>
 struct Relu {
-  const Real* x;
-  Real* y;
+  const T* x;
+  T* y;
   using Arrays = Members<&Relu::x, &Relu::y>;
   LOCKSTEP_BODY void operator()(int64_t i) const { y[i] = positive_part(x[i]); }
 };
 
+template <class T>
 struct ReluBackward {
-  const Real* y;
-  const Real* dy;
-  Real* dx;
+  const T* y;
+  const T* dy;
+  T* dx;
   using Arrays = Members<&ReluBackward::y, &ReluBackward::dy, &ReluBackward::dx>;
   LOCKSTEP_BODY void operator()(int64_t i) const {
     const Real slope = dy[i];  // read whether needed or not: a load without a branch
@@ -76,10 +82,11 @@ struct ReluBackward {
 // rows. A body with `FeatureArrays` reads these at `feature`, and must not use `row`, nor the
 // feature otherwise: where its arrays lead to registers, both count from there.
 
+template <class T>
 struct AddBias {
   const Real* bias;  // [features]
   bool relu;
-  Real* y;  // [rows, features]
+  T* y;  // [rows, features]
   using Arrays = Members<&AddBias::y>;
   using FeatureArrays = Members<&AddBias::bias>;
   LOCKSTEP_BODY void operator()(int64_t i, int64_t /*row*/, int64_t f) const {
@@ -89,8 +96,9 @@ struct AddBias {
 };
 
 /// Column sums, for the gradient of a bias.
+template <class T>
 struct AddColumnSums {
-  const Real* dy;
+  const T* dy;
   Real* dbias;
   using Arrays = Members<&AddColumnSums::dy>;
   using FeatureArrays = Members<>;
@@ -101,11 +109,12 @@ struct AddColumnSums {
 // One call per pixel and channel: operator()(n, h, w, c).
 
 /// [N,H,W,C] to [N,C,H,W], or back.
+template <class T>
 struct SwapChannels {
-  const Real* x;
+  const T* x;
   int64_t height, width, channels;
   bool to_first;
-  Real* y;
+  T* y;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     const int64_t last = ((n * height + h) * width + w) * channels + c;
     const int64_t first = ((n * channels + c) * height + h) * width + w;

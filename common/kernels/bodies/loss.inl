@@ -4,31 +4,35 @@
 
 #include <cmath>
 
+#include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
 
 namespace lockstep::bodies {
 
-/// Subtracting the maximum first keeps exp() from overflowing.
+/// Subtracting the maximum first keeps exp() from overflowing. Scores x may have 16 bits, T; what
+/// comes of them is Real.
+template <class T>
 struct LogSoftmax {
-  const Real* x;
+  const T* x;
   int64_t classes;
   Real* y;
   template <class Team>
   LOCKSTEP_BODY void operator()(const Team& team, int64_t row) const {
-    const Real* in = x + row * classes;
+    const T* in = x + row * classes;
     Real* out = y + row * classes;
-    const Real top = team.max(classes, [=](int64_t k) { return in[k]; });
-    const Real sum = team.sum(classes, [=](int64_t k) { return std::exp(in[k] - top); });
+    const Real top = team.max(classes, [=](int64_t k) { return Real(in[k]); });
+    const Real sum = team.sum(classes, [=](int64_t k) { return std::exp(Real(in[k]) - top); });
     const Real log_sum = std::log(sum);
-    team.each(classes, [=](int64_t k) { out[k] = in[k] - top - log_sum; });
+    team.each(classes, [=](int64_t k) { out[k] = Real(in[k]) - top - log_sum; });
   }
 };
 
+template <class T>
 struct LogSoftmaxBackward {
   const Real* y;
   const Real* dy;
   int64_t classes;
-  Real* dx;
+  T* dx;
   template <class Team>
   LOCKSTEP_BODY void operator()(const Team& team, int64_t row) const {
     const int64_t first = row * classes;
@@ -67,21 +71,22 @@ struct NllLossBackward {
 };
 
 /// One team for the whole batch. Counts fit in Real: they are whole numbers below 2^24.
+template <class T>
 struct CountCorrect {
-  const Real* scores;  // [samples, classes]
+  const T* scores;  // [samples, classes]
   const int32_t* labels;
   int64_t samples, classes;
   int64_t* count;
   template <class Team>
   LOCKSTEP_BODY void operator()(const Team& team, int64_t) const {
     const Real hits = team.sum(samples, [=, *this](int64_t n) {
-      const Real* row = scores + n * classes;
+      const T* row = scores + n * classes;
       int64_t best = 0;
       Real top = row[0];
       for (int64_t k = 1; k < classes; ++k) {
         const bool larger = row[k] > top;
         best = larger ? k : best;
-        top = larger ? row[k] : top;
+        top = larger ? Real(row[k]) : top;
       }
       return best == labels[n] ? Real(1) : Real(0);
     });

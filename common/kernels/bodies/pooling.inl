@@ -1,31 +1,36 @@
 #pragma once
 // One call per pixel and channel: operator()(n, h, w, c). Arrays are NHWC.
 
+#include <type_traits>
+
+#include "common/core/sixteen_bits.h"
 #include "common/kernels/bodies/portable.h"
 #include "common/kernels/geometry.h"
 
 namespace lockstep::bodies {
 
 // Positions are as wide as the values: loops over numbers of different widths vectorise badly.
-constexpr int32_t kNoMaximum = -1;  // the fused ReLU cut this window off
+template <class T>
+using Position = std::conditional_t<sizeof(T) == 2, int16_t, int32_t>;
+constexpr int kNoMaximum = -1;  // the fused ReLU cut this window off
 
 /// Over output pixels. The first of equal values wins and NaN beats all, as in PyTorch. kKernel is
 /// the window's size where it is known to the compiler, which then vectorises over channels; 0:
 /// any.
-template <int kKernel>
+template <class T, int kKernel>
 struct MaxPool2d {
   Window2d g;
   bool relu;
-  const Real* x;
-  Real* y;
-  int32_t* where;
+  const T* x;
+  T* y;
+  Position<T>* where;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t oh, int64_t ow, int64_t c) const {
     const int kernel = kKernel > 0 ? kKernel : int(g.kernel);
     const int64_t row = g.in_width * g.in_channels;
-    const Real* window =
+    const T* window =
         x + (n * g.in_height + oh * g.stride) * row + ow * g.stride * g.in_channels + c;
     Real best = window[0];
-    int32_t position = 0;
+    int position = 0;
     LOCKSTEP_UNROLL
     for (int kh = 0; kh < kernel; ++kh) {
       LOCKSTEP_UNROLL
@@ -39,18 +44,18 @@ struct MaxPool2d {
     const bool cut = relu & (best <= 0);
     const int64_t out = ((n * g.out_height + oh) * g.out_width + ow) * g.in_channels + c;
     y[out] = cut ? Real(0) : best;
-    where[out] = cut ? kNoMaximum : position;
+    where[out] = Position<T>(cut ? kNoMaximum : position);
   }
 };
 
 /// Windows of kKernel x kKernel side by side that cover the image exactly: every input pixel is in
 /// one window, at one position. Over input pixels.
-template <int kKernel>
+template <class T, int kKernel>
 struct MaxPool2dBackwardTiled {
   Window2d g;
-  const Real* dy;
-  const int32_t* where;
-  Real* dx;
+  const T* dy;
+  const Position<T>* where;
+  T* dx;
   LOCKSTEP_BODY static bool fits(const Window2d& g) {
     return g.kernel == kKernel && g.stride == kKernel && g.in_height == g.out_height * kKernel &&
            g.in_width == g.out_width * kKernel;
@@ -69,11 +74,12 @@ struct MaxPool2dBackwardTiled {
 /// over the windows that contain the pixel and found their maximum in it. Where they found it says
 /// `where` [N,OH,OW,C]: a position within the window, row by row, or -1 for nowhere (ReLU cut it
 /// off). Reading instead of scattering needs no atomics and gives the same sum in every run.
+template <class T>
 struct MaxPool2dBackward {
   Window2d g;
-  const Real* dy;
-  const int32_t* where;
-  Real* dx;
+  const T* dy;
+  const Position<T>* where;
+  T* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     // [task 01.2] max pooling's backward
     const int64_t first_h = h < g.kernel ? 0 : (h - g.kernel) / g.stride + 1;
@@ -99,11 +105,12 @@ struct AdaptiveRange {
 };
 
 /// Over output pixels.
+template <class T>
 struct AdaptiveAvgPool2d {
   AdaptiveRange rows, columns;
   int64_t channels;
-  const Real* x;
-  Real* y;
+  const T* x;
+  T* y;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t oh, int64_t ow, int64_t c) const {
     Real sum = 0;
     for (int64_t h = rows.first(oh); h < rows.end(oh); ++h) {
@@ -117,11 +124,12 @@ struct AdaptiveAvgPool2d {
 };
 
 /// Over input pixels: every output whose range contains the pixel gives its share.
+template <class T>
 struct AdaptiveAvgPool2dBackward {
   AdaptiveRange rows, columns;
   int64_t channels;
-  const Real* dy;
-  Real* dx;
+  const T* dy;
+  T* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     Real sum = 0;
     for (int64_t oh = h * rows.out / rows.in; oh < rows.out && rows.first(oh) <= h; ++oh) {
@@ -138,10 +146,11 @@ struct AdaptiveAvgPool2dBackward {
 };
 
 /// One output pixel: every input pixel gets the same share. Over input pixels.
+template <class T>
 struct GlobalAvgPool2dBackward {
   int64_t height, width, channels;
-  const Real* dy;
-  Real* dx;
+  const T* dy;
+  T* dx;
   LOCKSTEP_BODY void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     dx[((n * height + h) * width + w) * channels + c] = dy[n * channels + c] / Real(height * width);
   }

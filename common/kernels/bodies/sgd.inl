@@ -79,8 +79,9 @@ struct SgdUpdate {
       std::conditional_t<kMomentum,
                          Members<&SgdUpdate::gradient, &SgdUpdate::velocity, &SgdUpdate::weight>,
                          Members<&SgdUpdate::gradient, &SgdUpdate::weight>>;
-  /// False once training has failed: the weights stay as the last good step left them.
-  LOCKSTEP_BODY bool enabled() const { return health->failed_step < 0; }
+  /// False in a skipped step, and once training has failed: the weights stay as the last good step
+  /// left them.
+  LOCKSTEP_BODY bool enabled() const { return health->updates(state->step); }
   LOCKSTEP_BODY void operator()(int64_t i) const {
     // [task 01.1] SGD with momentum
     Real direction = gradient[i] + rule.weight_decay * weight[i];

@@ -20,45 +20,48 @@ class CudaKernels final : public BodyKernels<Launch> {
            '.' + std::to_string(version % 100);
   }
 
-  void conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
-              const Tensor& bias, const Tensor& y) override {
+  void conv2d(Stream s, const Window2d& g, const AnyTensor& x, const AnyTensor& weight,
+              const Tensor& bias, const AnyTensor& y) override {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
     bool has_bias = false;
     stream.enqueue("conv2d", [&](cudaStream_t) {
-      has_bias = stream.libraries().conv2d(g, x.on(s), weight.on(s), bias.on(s), y.on(s));
+      has_bias = stream.libraries().conv2d(g, x.on<Real>(s), weight.on<Real>(s), bias.on(s),
+                                           y.on<Real>(s));
     });
     if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
   }
 
-  void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
-                             const Tensor& dx) override {
+  void conv2d_backward_input(Stream s, const Window2d& g, const AnyTensor& dy,
+                             const AnyTensor& weight, const AnyTensor& dx) override {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
     stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
-      stream.libraries().conv2d_backward_input(g, dy.on(s), weight.on(s), dx.on(s));
+      stream.libraries().conv2d_backward_input(g, dy.on<Real>(s), weight.on<Real>(s),
+                                               dx.on<Real>(s));
     });
   }
 
-  void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
-                                  const Tensor& dweight, const Tensor& dbias) override {
+  void conv2d_backward_parameters(Stream s, const Window2d& g, const AnyTensor& x,
+                                  const AnyTensor& dy, const Tensor& dweight,
+                                  const Tensor& dbias) override {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
     stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
-      stream.libraries().conv2d_backward_weight(g, x.on(s), dy.on(s), dweight.on(s));
+      stream.libraries().conv2d_backward_weight(g, x.on<Real>(s), dy.on<Real>(s), dweight.on(s));
     });
     add_column_sums(s, dy, dbias);
   }
 
-  void matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
-              const Tensor& c) override {
+  void matmul(Stream s, const MatMul& shape, const AnyTensor& a, const AnyTensor& b,
+              const AnyTensor& c) override {
     if (shape.empty()) {
       if (!shape.accumulate) fill(s, 0, c);
       return;
     }
     CudaStream& stream = cuda_stream(s);
     stream.enqueue("matmul", [&](cudaStream_t) {
-      stream.libraries().matmul(shape, a.on(s), b.on(s), c.on(s));
+      stream.libraries().matmul(shape, a.on<Real>(s), b.on<Real>(s), c.on<Real>(s));
     });
   }
 };
@@ -69,7 +72,7 @@ std::unique_ptr<Kernels> make_kernels() { return std::make_unique<CudaKernels>()
 
 cudaError_t kernels_fit_current_device() {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, each_kernel<bodies::Add>);
+  return cudaFuncGetAttributes(&attributes, each_kernel<bodies::Add<Real, Real>>);
 }
 
 }  // namespace lockstep::cuda

@@ -459,6 +459,8 @@ void launch_reduction(CudaStream& s, int64_t rows, int64_t channels, Body body) 
 
 /// The launchers of GPUs, for BodyKernels (kernels.inl).
 struct Launch {
+  static constexpr bool kSixteenBits = false;  // cuDNN and cuBLAS are asked for float32 alone
+
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
   /// has prepared() is prepared then, by each thread.
   template <class Body>

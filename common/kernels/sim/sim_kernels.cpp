@@ -16,6 +16,12 @@ double traffic(Stream s, const BasicTensor<T>& x) {
   x.on(s);  // refuses one of another device
   return double(x.bytes());
 }
+double traffic(Stream s, const AnyTensor& x) {
+  if (!x.defined()) return 0;
+  x.on(s);
+  return double(x.bytes());
+}
+double traffic(Stream s, const Positions& x) { return traffic(s, x.wide) + traffic(s, x.narrow); }
 
 /// Enqueues an operation that needs so many additions and multiplications, and reads or writes
 /// `touched`: a tensor that is read and written is named twice.
@@ -49,81 +55,83 @@ class SimKernels final : public Kernels {
     if (!SimHost::is_memory(y.data())) return;
     std::fill(y.data(), y.data() + y.elements(), value);
   }
-  void add(Stream s, const Tensor& x, const Tensor& y) override { pass(s, "add", x, y, y); }
+  void add(Stream s, const AnyTensor& x, const AnyTensor& y) override { pass(s, "add", x, y, y); }
   void scale(Stream s, Real, const Tensor& y) override { pass(s, "scale", y, y); }
-  void to_bf16(Stream s, Real, const Tensor& x, const Bf16Tensor& y) override {
-    pass(s, "to_bf16", x, y);
+  void to_sixteen_bits(Stream s, Real, const Tensor& x, const AnyTensor& y) override {
+    pass(s, "to_sixteen_bits", x, y);
   }
-  void from_bf16(Stream s, const Bf16Tensor& x, const Tensor& y) override {
-    pass(s, "from_bf16", x, y);
+  void from_sixteen_bits(Stream s, const AnyTensor& x, const Tensor& y) override {
+    pass(s, "from_sixteen_bits", x, y);
   }
-  void normalize_images(Stream s, const ByteTensor& x, Real, Real, const Tensor& y) override {
+  void normalize_images(Stream s, const ByteTensor& x, Real, Real, const AnyTensor& y) override {
     pass(s, "normalize_images", x, y);
   }
-  void relu(Stream s, const Tensor& x, const Tensor& y) override { pass(s, "relu", x, y); }
-  void relu_backward(Stream s, const Tensor& y, const Tensor& dy, const Tensor& dx) override {
+  void relu(Stream s, const AnyTensor& x, const AnyTensor& y) override { pass(s, "relu", x, y); }
+  void relu_backward(Stream s, const AnyTensor& y, const AnyTensor& dy,
+                     const AnyTensor& dx) override {
     pass(s, "relu_backward", y, dy, dx);
   }
-  void to_channels_first(Stream s, const Tensor& x, const Tensor& y) override {
+  void to_channels_first(Stream s, const AnyTensor& x, const AnyTensor& y) override {
     pass(s, "to_channels_first", x, y);
   }
-  void to_channels_last(Stream s, const Tensor& x, const Tensor& y) override {
+  void to_channels_last(Stream s, const AnyTensor& x, const AnyTensor& y) override {
     pass(s, "to_channels_last", x, y);
   }
 
   // --- Convolution and matrix product ------------------------------------------------------------
 
-  void conv2d(Stream s, const Window2d& g, const Tensor& x, const Tensor& weight,
-              const Tensor& bias, const Tensor& y) override {
+  void conv2d(Stream s, const Window2d& g, const AnyTensor& x, const AnyTensor& weight,
+              const Tensor& bias, const AnyTensor& y) override {
     if (!g.empty()) run(s, "conv2d", g.flops(), x, weight, bias, y);
   }
-  void conv2d_backward_input(Stream s, const Window2d& g, const Tensor& dy, const Tensor& weight,
-                             const Tensor& dx) override {
+  void conv2d_backward_input(Stream s, const Window2d& g, const AnyTensor& dy,
+                             const AnyTensor& weight, const AnyTensor& dx) override {
     if (!g.empty()) run(s, "conv2d_backward_input", g.flops(), dy, weight, dx);
   }
-  void conv2d_backward_parameters(Stream s, const Window2d& g, const Tensor& x, const Tensor& dy,
-                                  const Tensor& dweight, const Tensor& dbias) override {
+  void conv2d_backward_parameters(Stream s, const Window2d& g, const AnyTensor& x,
+                                  const AnyTensor& dy, const Tensor& dweight,
+                                  const Tensor& dbias) override {
     if (g.empty()) return;
     run(s, "conv2d_backward_parameters", g.flops(), x, dy, dweight, dweight, dbias);
   }
-  void matmul(Stream s, const MatMul& shape, const Tensor& a, const Tensor& b,
-              const Tensor& c) override {
+  void matmul(Stream s, const MatMul& shape, const AnyTensor& a, const AnyTensor& b,
+              const AnyTensor& c) override {
     if (!shape.empty()) {
       run(s, "matmul", 2.0 * double(shape.m) * double(shape.n) * double(shape.k), a, b, c);
     } else if (!shape.accumulate) {
-      fill(s, 0, c);
+      pass(s, "fill", c);
     }
   }
 
   // --- Bias --------------------------------------------------------------------------------------
 
-  void add_bias(Stream s, const Tensor& bias, bool, const Tensor& y) override {
+  void add_bias(Stream s, const Tensor& bias, bool, const AnyTensor& y) override {
     pass(s, "add_bias", bias, y, y);
   }
-  void add_column_sums(Stream s, const Tensor& dy, const Tensor& dbias) override {
+  void add_column_sums(Stream s, const AnyTensor& dy, const Tensor& dbias) override {
     pass(s, "add_column_sums", dy, dbias, dbias);
   }
 
   // --- Pooling -----------------------------------------------------------------------------------
 
-  void max_pool2d(Stream s, const Window2d&, bool, const Tensor& x, const Tensor& y,
-                  const IndexTensor& where) override {
+  void max_pool2d(Stream s, const Window2d&, bool, const AnyTensor& x, const AnyTensor& y,
+                  const Positions& where) override {
     pass(s, "max_pool2d", x, y, where);
   }
-  void max_pool2d_backward(Stream s, const Window2d&, const Tensor& dy, const IndexTensor& where,
-                           const Tensor& dx) override {
+  void max_pool2d_backward(Stream s, const Window2d&, const AnyTensor& dy, const Positions& where,
+                           const AnyTensor& dx) override {
     pass(s, "max_pool2d_backward", dy, where, dx);
   }
-  void adaptive_avg_pool2d(Stream s, const Tensor& x, const Tensor& y) override {
+  void adaptive_avg_pool2d(Stream s, const AnyTensor& x, const AnyTensor& y) override {
     pass(s, "adaptive_avg_pool2d", x, y);
   }
-  void adaptive_avg_pool2d_backward(Stream s, const Tensor& dy, const Tensor& dx) override {
+  void adaptive_avg_pool2d_backward(Stream s, const AnyTensor& dy, const AnyTensor& dx) override {
     pass(s, "adaptive_avg_pool2d_backward", dy, dx);
   }
 
   // --- Batch normalisation: the numbers of rows are known ----------------------------------------
 
-  void batch_norm_statistics(Stream s, const Tensor& x, const Tensor& statistics) override {
+  void batch_norm_statistics(Stream s, const AnyTensor& x, const Tensor& statistics) override {
     pass(s, "batch_norm_statistics", x, statistics);
     const int64_t channels = statistics.elements() / 2;
     sim_stream(s).host().know(row_count(statistics), double(x.elements() / channels));
@@ -144,7 +152,7 @@ class SimKernels final : public Kernels {
     pass(s, "batch_norm_prepare", statistics, running_mean, running_mean, running_var, running_var,
          norm);
   }
-  void batch_norm_measure(Stream s, const Tensor& x, Real, Real, const Tensor& running_mean,
+  void batch_norm_measure(Stream s, const AnyTensor& x, Real, Real, const Tensor& running_mean,
                           const Tensor& running_var, const Tensor& norm) override {
     pass(s, "batch_norm_measure", x, running_mean, running_mean, running_var, running_var, norm);
   }
@@ -152,39 +160,41 @@ class SimKernels final : public Kernels {
                                Real, const Tensor& norm) override {
     pass(s, "batch_norm_prepare_eval", running_mean, running_var, norm);
   }
-  void batch_norm(Stream s, const Tensor& x, const Tensor& norm, const Tensor& weight,
-                  const Tensor& bias, const Tensor& skip, bool, const Tensor& y) override {
+  void batch_norm(Stream s, const AnyTensor& x, const Tensor& norm, const Tensor& weight,
+                  const Tensor& bias, const AnyTensor& skip, bool, const AnyTensor& y) override {
     pass(s, "batch_norm", x, norm, weight, bias, skip, y);
   }
-  void batch_norm_backward_sums(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
-                                const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,
-                                const Tensor& dweight, const Tensor& dbias) override {
+  void batch_norm_backward_sums(Stream s, const AnyTensor& x, const AnyTensor& dy,
+                                const Tensor& norm, const Tensor& weight, const Tensor& bias, bool,
+                                const Tensor& sums, const Tensor& dweight,
+                                const Tensor& dbias) override {
     pass(s, "batch_norm_backward_sums", x, dy, norm, weight, bias, sums, dweight, dweight, dbias,
          dbias);
   }
-  void batch_norm_backward_input(Stream s, const Tensor& x, const Tensor& dy, const Tensor& norm,
-                                 const Tensor& weight, const Tensor& bias, bool, const Tensor& sums,
-                                 const Tensor& dx) override {
+  void batch_norm_backward_input(Stream s, const AnyTensor& x, const AnyTensor& dy,
+                                 const Tensor& norm, const Tensor& weight, const Tensor& bias, bool,
+                                 const Tensor& sums, const AnyTensor& dx) override {
     pass(s, "batch_norm_backward_input", x, dy, norm, weight, bias, sums, dx);
   }
 
   // --- Dropout -----------------------------------------------------------------------------------
 
   void dropout_mask(Stream s, const StepStateTensor& state, DropoutKey, Real,
-                    const Tensor& mask) override {
+                    const AnyTensor& mask) override {
     pass(s, "dropout_mask", state, mask);
   }
-  void apply_mask(Stream s, const Tensor& x, const Tensor& mask, const Tensor& y) override {
+  void apply_mask(Stream s, const AnyTensor& x, const AnyTensor& mask,
+                  const AnyTensor& y) override {
     pass(s, "apply_mask", x, mask, y);
   }
 
   // --- Loss and metrics --------------------------------------------------------------------------
 
-  void log_softmax(Stream s, const Tensor& x, const Tensor& y) override {
+  void log_softmax(Stream s, const AnyTensor& x, const Tensor& y) override {
     pass(s, "log_softmax", x, y);
   }
   void log_softmax_backward(Stream s, const Tensor& y, const Tensor& dy,
-                            const Tensor& dx) override {
+                            const AnyTensor& dx) override {
     pass(s, "log_softmax_backward", y, dy, dx);
   }
   void nll_loss(Stream s, const StepStateTensor& state, const Tensor& log_probabilities,
@@ -195,7 +205,7 @@ class SimKernels final : public Kernels {
                          const Tensor& dx) override {
     pass(s, "nll_loss_backward", state, labels, dx);
   }
-  void count_correct(Stream s, const Tensor& scores, const LabelTensor& labels,
+  void count_correct(Stream s, const AnyTensor& scores, const LabelTensor& labels,
                      const CountTensor& count) override {
     pass(s, "count_correct", scores, labels, count, count);
   }
@@ -205,6 +215,18 @@ class SimKernels final : public Kernels {
   void check_finite(Stream s, const StepStateTensor& state, const Tensor& x,
                     const HealthTensor& health) override {
     pass(s, "check_finite", state, x, health);
+  }
+  void scale_loss(Stream s, const HealthTensor& health, const Tensor& x) override {
+    pass(s, "scale_loss", health, x, x);
+  }
+  void unscale(Stream s, const StepStateTensor& state, const HealthTensor& health,
+               const Tensor& x) override {
+    pass(s, "unscale", health, x, x);
+    pass(s, "find_overflow", state, x, health);
+  }
+  void update_scale(Stream s, const StepStateTensor& state, int64_t,
+                    const HealthTensor& health) override {
+    pass(s, "update_scale", state, health, health);
   }
   void poison(Stream s, const HealthTensor& health, const Tensor& x) override {
     pass(s, "poison", health, x);

@@ -36,8 +36,8 @@ using MakeModule = std::function<std::unique_ptr<Module>()>;
 class Probe final : public Module {
  public:
   explicit Probe(Names& seen) : seen_(seen) {}
-  Tensor forward(const Tensor& x, Context& context) override { return note(x, context); }
-  Tensor backward(const Tensor& dy, Context& context) override { return note(dy, context); }
+  AnyTensor forward(const AnyTensor& x, Context& context) override { return note(x, context); }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override { return note(dy, context); }
 
  private:
   Tensor note(const Tensor& x, const Context& context) {
@@ -272,13 +272,13 @@ class Counter final : public Module {
  public:
   explicit Counter(int number)
       : step_(Real(1 + 100 * number)), count_(add_buffer("count", {1}, 0)) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     const Tensor step = context.empty({1});
     context.kernels().fill(context.stream(), step_, step);
     context.kernels().add(context.stream(), step, count_.value);
     return x;
   }
-  Tensor backward(const Tensor& dy, Context&) override { return dy; }
+  AnyTensor backward(const AnyTensor& dy, Context&) override { return dy; }
   Real count() const { return count_.value.to_host()[0]; }
 
  private:

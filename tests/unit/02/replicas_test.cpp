@@ -46,11 +46,11 @@ class Meeting final : public Module {
     int replicas;
   };
   explicit Meeting(Place& place) : place_(place) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     meet(context.stream(), "meet forward", place_.forward);
     return x;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     meet(context.stream(), "meet backward", place_.backward);
     return dy;
   }
@@ -164,11 +164,11 @@ TEST_CASE("An error keeps its kind when the replica is named", "[dataparallel][r
 class Faulty final : public Module {
  public:
   explicit Faulty(bool forward) : forward_(forward) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     if (forward_) fault(context.stream());
     return x;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     if (!forward_) fault(context.stream());
     return dy;
   }

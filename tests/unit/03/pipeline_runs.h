@@ -85,11 +85,11 @@ class Hook final : public Module {
   using Action = std::function<void(Stream)>;
   explicit Hook(Action forward, Action backward = {})
       : forward_(std::move(forward)), backward_(std::move(backward)) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     if (forward_) forward_(context.stream());
     return x;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     if (backward_) backward_(context.stream());
     return dy;
   }
@@ -135,13 +135,13 @@ inline const Dataset& images() {
 class Infinite final : public Loss {
  public:
   explicit Infinite(const int64_t& steps) : steps_(steps) {}
-  void forward(const Tensor& scores, const LabelTensor& labels, const Tensor& loss,
+  void forward(const AnyTensor& scores, const LabelTensor& labels, const Tensor& loss,
                Context& context) override {
     inner_->forward(scores, labels, loss, context);
     if (steps_ != 2) return;
     context.kernels().fill(context.stream(), std::numeric_limits<Real>::infinity(), loss);
   }
-  Tensor backward(const LabelTensor& labels, Context& context) override {
+  AnyTensor backward(const LabelTensor& labels, Context& context) override {
     return inner_->backward(labels, context);
   }
 

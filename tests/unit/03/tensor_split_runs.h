@@ -184,7 +184,7 @@ class Network {
     const Tensor images = member.put(batch.shape, batch.images);
     const LabelTensor labels = LabelTensor::from_host(member.stream, {n}, batch.labels);
     member.delay();
-    const Tensor scores = model.network->forward(images, context);
+    const AnyTensor scores = model.network->forward(images, context);
     member.delay();
     model.loss->forward(scores, labels, parameters->loss(), context);
     model.network->backward(model.loss->backward(labels, context), context);
@@ -215,7 +215,7 @@ class Network {
   Values evaluate(const Batch& batch) {
     member.context.facts.training = false;
     const Tensor images = member.put(batch.shape, batch.images);
-    const Tensor scores = model.network->forward(images, member.context);
+    const AnyTensor scores = model.network->forward(images, member.context);
     member.context.facts.training = true;
     return scores.to_host();
   }

@@ -164,8 +164,8 @@ TEST_CASE("Whether a pass communicates is decided when its backward is enqueued"
 /// Keeps the device busy for 20 ms before backward continues with the layers before it.
 class Slow final : public Module {
  public:
-  Tensor forward(const Tensor& x, Context&) override { return x; }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context&) override { return x; }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     testing::enqueue(context.stream(), "slow",
                      [] { std::this_thread::sleep_for(milliseconds(20)); });
     return dy;

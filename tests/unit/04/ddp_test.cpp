@@ -233,12 +233,12 @@ class Forked final : public Module {
     second_ = &add_module("second", std::make_unique<Linear>(10, 10));
     end_ = &add_module("end", std::make_unique<LogSoftmax>());
   }
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     Tensor y = first_->forward(flatten_->forward(x, context), context);
     if (whole_) y = second_->forward(y, context);
     return end_->forward(y, context);
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     Tensor dx = end_->backward(dy, context);
     if (whole_) dx = second_->backward(dx, context);
     return flatten_->backward(first_->backward(dx, context), context);

@@ -239,8 +239,8 @@ TEST_CASE("Initialising and loading have one unit in full at a time", "[sharded]
 class Spoils final : public Module {
  public:
   explicit Spoils(bool spoils) : spoils_(spoils) {}
-  Tensor forward(const Tensor& x, Context&) override { return x; }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context&) override { return x; }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     if (backwards_++ == 1 && spoils_) {
       const int64_t features = dy.shape().row_elements();
       for (int64_t first = 0; first < dy.elements(); first += features) {
@@ -276,13 +276,13 @@ class AddsOnRank1 final : public Module {
  public:
   explicit AddsOnRank1(bool adds)
       : adds_(adds), inner_(add_module("inner", std::make_unique<Linear>(10, 10))) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     if (!adds_) return x;
     const Tensor y = inner_.forward(x, context);
     context.kernels().add(context.stream(), x, y);
     return y;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     if (!std::exchange(adds_, false)) return dy;
     const Tensor dx = inner_.backward(dy, context);
     context.kernels().add(context.stream(), dy, dx);

@@ -50,7 +50,7 @@ void step(Model& model, MeshParallel& parallel, Stream passes, bool late) {
   if (late) sleep_on(passes);
   for (int part = 0; part < kMicroBatches; ++part) {
     context.facts.last_contribution = part + 1 == kMicroBatches;
-    const Tensor scores = model.network->forward(images, context);
+    const AnyTensor scores = model.network->forward(images, context);
     model.loss->forward(scores, labels, parallel.loss(), context);
     model.network->backward(model.loss->backward(labels, context), context);
   }

@@ -86,7 +86,7 @@ StageOutcome steps_of_stage(Model& model, const FlatParameters& parameters,
     parameters.zero_gradients();
     for (size_t i = 0; i < parts.size(); ++i) {
       context.facts.last_contribution = i + 1 == parts.size();
-      const Tensor scores = model.network->forward(images[i], context);
+      const AnyTensor scores = model.network->forward(images[i], context);
       model.loss->forward(scores, labels[i], parameters.loss(), context);
       model.network->backward(model.loss->backward(labels[i], context), context);
     }
@@ -164,13 +164,13 @@ class MillisecondLayer final : public Module {
  public:
   explicit MillisecondLayer(std::string& passes) : passes_(passes) {}
 
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     passes_ += 'F';
     const Tensor y = context.empty(x.shape());
     context.kernels().relu(context.stream(), x, y);
     return y;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     passes_ += 'B';
     const Tensor dx = context.empty(dy.shape());
     context.kernels().relu_backward(context.stream(), dy, dy, dx);

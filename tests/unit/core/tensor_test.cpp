@@ -412,7 +412,7 @@ struct PooledTraining {
     context.begin_step(
         {.step = steps++, .learning_rate = Real(0.01), .loss_weight = Real(1) / Real(batch->size)});
     const DeviceBatch& part = feeder.feed(*batch, context);
-    const Tensor scores = model.network->forward(feeder.normalize(part, context), context);
+    const AnyTensor scores = model.network->forward(feeder.normalize(part, context), context);
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
     optimizer.step(context.state(), loss);

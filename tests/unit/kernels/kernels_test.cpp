@@ -53,8 +53,8 @@ TEST_CASE("To bf16 a number is multiplied, then rounded once; back it keeps its 
   const Bf16Tensor half = Bf16Tensor::from_host(d.stream, shape, std::vector<Bf16>(20011));
   const Tensor back = d.filled(shape, kNaN);
   for (const Real factor : {Real(1), Real(1) / 3}) {
-    d.kernels().to_bf16(d.stream, factor, d.put(shape, values), half);
-    d.kernels().from_bf16(d.stream, half, back);
+    d.kernels().to_sixteen_bits(d.stream, factor, d.put(shape, values), half);
+    d.kernels().from_sixteen_bits(d.stream, half, back);
     const std::vector<Bf16> found = half.to_host();
     const Values found_back = back.to_host();
     int64_t wrong = 0;

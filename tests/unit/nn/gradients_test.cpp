@@ -185,12 +185,12 @@ class NormAddRelu final : public Module {
  public:
   explicit NormAddRelu(int64_t channels)
       : norm_(add_module("bn", std::make_unique<BatchNorm2d>(channels))) {}
-  Tensor forward(const Tensor& x, Context& context) override {
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
     Tensor y = norm_.forward_add_relu(x, x, context);
     context.save(*this, {.tensors = {y}});
     return y;
   }
-  Tensor backward(const Tensor& dy, Context& context) override {
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
     Tensor dsum = context.empty(dy.shape());
     const Tensor y = context.take(*this).tensors[0];
     context.kernels().relu_backward(context.stream(), y, dy, dsum);

@@ -1,0 +1,55 @@
+#pragma once
+// The scale of the loss, for gradients in fp16: torch.amp.GradScaler's rule.
+
+#include <cmath>
+
+#include "common/kernels/bodies/elementwise.inl"
+
+namespace lockstep::bodies {
+
+struct ScaleLoss {
+  const Health* health;
+  Real* x;
+  using Arrays = Members<&ScaleLoss::x>;
+  LOCKSTEP_BODY Scale prepared() const { return {health->scale, x}; }
+};
+
+/// A scale is a power of two: no digit changes.
+struct Unscale {
+  const Health* health;
+  Real* x;
+  using Arrays = Members<&Unscale::x>;
+  LOCKSTEP_BODY Scale prepared() const { return {1 / health->scale, x}; }
+};
+
+/// "Is there an i with found(i)?", then once, if so, report().
+struct FindOverflow {
+  const StepState* state;
+  const Real* x;
+  Health* health;
+  using Arrays = Members<&FindOverflow::x>;
+  LOCKSTEP_BODY bool found(int64_t i) const { return !(x[i] - x[i] == 0); }  // NaN, inf: NaN
+  LOCKSTEP_BODY void report() const { health->skipped_step = state->step; }
+};
+
+/// One call.
+struct UpdateScale {
+  const StepState* state;
+  int64_t growth_interval;
+  Health* health;
+  LOCKSTEP_BODY void operator()(int64_t /*i*/) const {
+    Health now = *health;  // read at once: no load waits for a decision
+    const bool skipped = now.skipped_step == state->step;
+    const Real twice = 2 * now.scale;
+    now.good_steps = skipped ? 0 : now.good_steps + 1;
+    now.skipped += skipped ? 1 : 0;
+    if (skipped) now.scale /= 2;
+    if (now.good_steps == growth_interval) {
+      now.good_steps = 0;
+      if (twice - twice == 0) now.scale = twice;  // not infinite
+    }
+    *health = now;
+  }
+};
+
+}  // namespace lockstep::bodies
