@@ -113,9 +113,9 @@ ncclUniqueId id_of(const std::string& text) {
 }
 
 /// NCCL's communicator blocks: a call comes back when NCCL has enqueued it. One that does not block
-/// would start a thread for each group of calls, which the host then asks for its end: a cost for
-/// every message. NCCL_COMM_BLOCKING=0, a variable of NCCL's own, chooses that all the same, to
-/// compare the two (`tools/gpu-check --part bench`).
+/// would start a thread for each group of calls, and the host would have to ask again and again
+/// whether the thread is ready. NCCL_COMM_BLOCKING=0, a variable of NCCL's own, chooses that all
+/// the same, to compare the two (`tools/gpu-check --part bench`).
 ///
 /// The set-up, and every first use of an algorithm or a peer, waits for the other ranks inside the
 /// call. Nothing may end that: ncclCommAbort from another thread frees the communicator under the

@@ -20,25 +20,22 @@ constexpr size_t kManyCalls = 32;
 // --- A call --------------------------------------------------------------------------------------
 
 void NcclCall::record_begin() {
-  if (flight.is_recorded()) {
-    timed_begin = stream.record_time();
-  } else {
-    arrived = stream.record();
-  }
+  if (flight.is_recorded()) begin = stream.record_time();
+  arrived = begin ? begin->event() : stream.record();
 }
 
 void NcclCall::record_end() {
-  if (flight.is_recorded()) timed_end = stream.record_time();
-  finished = stream.record();
+  if (flight.is_recorded()) end = stream.record_time();
+  finished = end ? end->event() : stream.record();
 }
 
 bool NcclCall::has_finished() const { return finished->done() && !stream.backend().error(); }
 
 bool NcclCall::note() {
   const bool ended = has_finished();
-  if (!timed_end) return ended;
+  if (!end) return ended;
   if (!flight.has_started() && has_begun()) flight.start();
-  if (ended) flight.complete(int64_t(1e9 * timed_end->seconds_since(*timed_begin)));
+  if (ended) flight.complete(int64_t(1e9 * end->seconds_since(*begin)));
   return ended;
 }
 

@@ -21,17 +21,15 @@ struct NcclCall {
   std::string whom;  // it waits for: "rank 1"
   Stream stream;
   FlightCall flight{};
-  // NCCL waits for the peers between its begin and its end on the stream, whose times are taken
-  // where the call is recorded.
-  std::optional<Event> arrived{}, finished{};
-  std::optional<TimedEvent> timed_begin{}, timed_end{};
+  std::optional<Event> arrived{}, finished{};  // NCCL waits for the peers between these two
+  std::optional<TimedEvent> begin{}, end{};    // the same with times, where the call is recorded
   std::optional<std::chrono::steady_clock::time_point> came{};  // seen to begin, as the oldest
 
   /// Enqueue the events.
   void record_begin();
   void record_end();
 
-  bool has_begun() const { return timed_begin ? timed_begin->done() : arrived->done(); }
+  bool has_begun() const { return arrived->done(); }
   bool has_finished() const;
   /// Tells the flight recorder what the device has come to. Whether the call has finished: asked
   /// once, for what ends between two questions would be forgotten before it is recorded.
