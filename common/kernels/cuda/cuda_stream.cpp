@@ -260,7 +260,8 @@ bool CudaStream::done(uint64_t ticket) const {
   const cudaError_t status = cudaEventQuery(event(ticket));
   if (status == cudaErrorNotReady) {
     cudaGetLastError();  // not an error, but CUDA would keep it as one
-    return ticket <= completed_.load();  // by now a later event may be in its slot
+    // Another thread may have put a later event into its slot meanwhile.
+    return ticket <= completed_.load();
   }
   note(status, "cudaEventQuery");
   note_completed(ticket);
