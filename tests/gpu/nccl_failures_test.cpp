@@ -35,6 +35,11 @@ int number_in(const char* variable) { return std::atoi(std::getenv(variable)); }
 const std::vector<std::pair<std::string, std::string>> kBothWays{{"NCCL_COMM_BLOCKING", "1"},
                                                                  {"NCCL_COMM_BLOCKING", "0"}};
 
+/// Of these, for what takes seconds.
+std::vector<std::pair<std::string, std::string>> ways() {
+  return testing::full_campaign() ? kBothWays : std::vector{kBothWays[0]};
+}
+
 /// A rank alone, with five numbers.
 struct LoneRank {
   explicit LoneRank(double timeout_seconds = testing::kLong)
@@ -295,7 +300,7 @@ TEST_CASE("With NCCL a rank that dies within a call is named, and ends the one t
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
   const std::pair<std::string, std::string> silent{"DIES", "ncclGroupEnd:7:2"};
-  for (const auto& way : kBothWays) {
+  for (const auto& way : ways()) {
     check_lost(run_hidden("[.dies-in-call]", {way, silent}),
                std::string(kFirst) +
                    "ncclGroupEnd: rank 0 (cuda:0) not ready within 2 s: rank 1 did not come");
@@ -340,8 +345,8 @@ TEST_CASE("With NCCL a rank that is late, by less than the deadline each time, i
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
   const auto late = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1500)); };
-  for (const char* way : {"1", "0"}) {
-    const ScopedEnvironment blocking("NCCL_COMM_BLOCKING", way);
+  for (const auto& [variable, blocking] : ways()) {
+    const ScopedEnvironment way(variable, blocking);
     CHECK(run_nccl_ranks(
               2,
               [&](Ranks& ranks, int me) {
