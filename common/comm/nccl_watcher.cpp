@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "common/core/error.h"
@@ -12,6 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+constexpr auto kLastLook = std::chrono::seconds(1);
 /// So many calls in the list: the host forgets finished ones itself. The recorder has 64 places.
 constexpr size_t kManyCalls = 32;
 
@@ -42,9 +44,10 @@ bool NcclCall::note() {
 // --- The host's side -----------------------------------------------------------------------------
 
 NcclWatcher::NcclWatcher(int gpu, double timeout_seconds, std::function<void()> check_nccl)
-    : timeout_seconds_(timeout_seconds),
+    : gpu_(gpu),
+      timeout_seconds_(timeout_seconds),
       check_nccl_(std::move(check_nccl)),
-      thread_([this, gpu] { run(gpu); }) {}
+      thread_([this] { run(); }) {}
 
 NcclWatcher::~NcclWatcher() {
   {
@@ -82,16 +85,21 @@ void NcclWatcher::give_up() {
 
 // --- The watcher's side --------------------------------------------------------------------------
 
-/// Without a GPU of its own a thread would begin to use the first one, for its questions alone.
-void NcclWatcher::run(int gpu) {
-  cudaSetDevice(gpu);
+void NcclWatcher::run() {
+  cudaSetDevice(gpu_);  // or the thread would begin to use the first GPU, for its questions alone
   std::unique_lock lock(mutex_);
   while (!stopped_.wait_for(lock, kBetweenLooks, [this] { return stop_; })) look();
 }
 
+/// While a call runs, nothing is asked. One thread at a time may use a communicator. And the call
+/// may wait in the driver for what runs on the GPU, with a lock that a question of CUDA's needs,
+/// too: nobody would see the deadline.
 void NcclWatcher::look() {
+  if (late_) {
+    if (is_too_long(entered_)) end_process(late_());
+    return;
+  }
   forget_finished();
-  if (late_ && is_too_long(entered_)) end_process(late_());
   if (calls_.empty()) return;
   ask_nccl();
   find_silence();
@@ -102,9 +110,7 @@ void NcclWatcher::forget_finished() {
   calls_.erase(calls_.begin(), std::find_if(calls_.begin(), calls_.end(), runs));
 }
 
-/// One thread at a time may use a communicator.
 void NcclWatcher::ask_nccl() {
-  if (late_) return;
   try {
     check_nccl_();
   } catch (const PeerLost& error) {
@@ -128,8 +134,22 @@ bool NcclWatcher::is_too_long(Clock::time_point since) const {
 }
 
 void NcclWatcher::end_process(const std::string& why) {
-  for (NcclCall& call : calls_) call.flight.give_up();
+  if (note_last_calls()) {
+    for (NcclCall& call : calls_) call.flight.give_up();
+  }
   throw PeerLost(why);
+}
+
+/// Records what has ended, if CUDA answers soon. If it does not, the thread that asks stays stuck.
+bool NcclWatcher::note_last_calls() {
+  std::promise<void> noted;
+  const std::future<void> soon = noted.get_future();
+  std::thread([this, noted = std::move(noted)]() mutable {
+    cudaSetDevice(gpu_);
+    forget_finished();
+    noted.set_value();
+  }).detach();
+  return soon.wait_for(kLastLook) == std::future_status::ready;
 }
 
 }  // namespace lockstep

@@ -38,9 +38,13 @@ struct NcclCall {
 
 /// A rank waits for the others within a call of NCCL's, which first connects them, and then on the
 /// GPU: for ever if one of them does not come. The host cannot look meanwhile. So a thread looks,
-/// fifty times a second, how long the running call and the oldest one on the GPU have waited, and
-/// asks NCCL for errors. Where it finds that a rank is lost, it throws PeerLost, which nobody
-/// catches: the program reports it and ends at once (options/report.h), by _Exit(2).
+/// fifty times a second, how long the running call has lasted; where none runs, how long the oldest
+/// one on the GPU has waited, and whether NCCL has found an error. If a rank is lost, the thread
+/// throws PeerLost, which nobody catches: the program reports it and ends at once
+/// (options/report.h), by _Exit(2).
+///
+/// It does not see a host that is stuck elsewhere in the driver, with a lock that its questions
+/// need.
 class NcclWatcher {
  public:
   /// `gpu`: which one. `check_nccl` throws PeerLost if NCCL found an error in the background; it is
@@ -72,14 +76,16 @@ class NcclWatcher {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void run(int gpu);
+  void run();
   void look();
   void forget_finished();
   void ask_nccl();
   void find_silence();
   [[noreturn]] void end_process(const std::string& why);
+  bool note_last_calls();
   bool is_too_long(Clock::time_point since) const;
 
+  const int gpu_;
   const double timeout_seconds_;
   const std::function<void()> check_nccl_;
   std::mutex mutex_;  // between the host and the watcher, over all of these:

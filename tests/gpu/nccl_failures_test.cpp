@@ -9,6 +9,7 @@
 #include <latch>
 
 #include "common/core/stream_backend.h"
+#include "common/launch/flight_table.h"
 #include "common/system/flight_recorder.h"
 #include "tests/gpu/nccl_test_support.h"
 #include "tests/support/data_test_files.h"
@@ -257,9 +258,17 @@ void all_reduce_and_wait(Ranks& ranks, const Floats& x) {
   ranks.streams[0].synchronize();
 }
 
-TEST_CASE("A rank that makes no call", "[.silent]") {
+TEST_CASE("A rank that makes one call and no second one", "[.silent]") {
   report_uncaught_errors();
-  run_beside(all_reduce_and_wait, [](Ranks&, const Floats&) { wait_for_the_end(); });
+  const auto recorder = std::make_shared<FlightRecorder>(0, 2, 0, std::getenv("FLIGHT_FILE"));
+  const auto two_calls = [&](Ranks& ranks, const Floats& x) {
+    ranks.comms[0]->record_in({.recorder = recorder});
+    for (int call = 0; call < 2; ++call) ranks.comms[0]->all_reduce(ranks.streams[0], x);
+  };
+  run_beside(two_calls, [](Ranks& ranks, const Floats& x) {
+    ranks.comms[1]->all_reduce(ranks.streams[1], x);
+    wait_for_the_end();
+  });
 }
 
 TEST_CASE("A rank whose stream does not come to its call", "[.stuck]") {
@@ -273,13 +282,19 @@ TEST_CASE("A rank whose stream does not come to its call", "[.stuck]") {
 }
 
 TEST_CASE("With NCCL a rank that is silent is named at the deadline, on the host and on the GPU",
-          "[cuda][comm][row125]") {
+          "[cuda][comm][flight][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
   for (const auto& way : kBothWays) {
-    check_lost(run_hidden("[.silent]", {way}),
-               std::string(kFirst) +
-                   "ncclGroupEnd: rank 0 (cuda:0) not ready within 2 s: rank 1 did not come");
+    const testing::TempDir folder;
+    check_lost(run_hidden("[.silent]", {way, {"FLIGHT_FILE", folder / "flight"}}),
+               "error: rank 0: collective 2 (all_reduce of 5 f32, sum): ncclGroupEnd: rank 0 "
+               "(cuda:0) not ready within 2 s: rank 1 did not come");
+    const FlightLog log = read_flight_files(folder / "flight").at(0).log;
+    REQUIRE(log.entries.size() == 2);  // for the launcher's table
+    CHECK(log.entries[0].completed_ns > 0);
+    CHECK(log.entries[1].completed_ns == 0);
+    CHECK(log.gave_up_ns > 0);
     check_lost(run_hidden("[.stuck]", {way}),
                std::string(kFirst) + "no answer from rank 1 within 2 s");
   }
