@@ -52,13 +52,6 @@ void check_message_types(const MessageTypes& types) {
   }
 }
 
-void check_schedule(ScheduleKind kind) {
-  require(kind == ScheduleKind::gpipe || kind == ScheduleKind::one_f1b,
-          "--schedule: found {}, expected gpipe or 1f1b, as each rank has one stage; "
-          "03-model-split has the others",
-          name_of(kind));
-}
-
 }  // namespace
 
 void MeshStageOptions::add_to(OptionParser& parser) {
@@ -69,9 +62,8 @@ void MeshStageOptions::add_to(OptionParser& parser) {
              {"axes of ranks, outermost first: data=2,shard=2,tensor=2; auto: shard within a host, "
               "data over hosts",
               Role::all_ranks});
-  parser.add("--schedule", schedule_kind,
-             {"how the micro-batches of --accumulate take turns in a pipeline: gpipe or 1f1b",
-              Role::all_ranks});
+  parser.add("--schedule", rank_schedule,
+             {"how the micro-batches of --accumulate take turns in a pipeline", Role::all_ranks});
   step.add_to(parser);
   sync_bn.add_to(parser);
   saving.add_to(parser);
@@ -82,7 +74,7 @@ void MeshStageOptions::add_to(OptionParser& parser) {
       if (parser.given(option.name)) given.insert(option.name);
     }
     check_axes(mesh, given);
-    check_schedule(schedule_kind);
+    ranks.place_of = [shape = mesh](int rank) { return shape.place_of(rank); };
     check_message_types(sharding.messages);
     require(sync_bn.sync_bn_group == 0,
             "--sync-bn-group: in a mesh all ranks with other samples normalise together; leave it "
@@ -115,7 +107,8 @@ MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, 
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
   return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding,
-                      {options.schedule_kind, options.step.accumulate});
+                      {choice_of<ScheduleKind>(name_of(options.rank_schedule), "--schedule"),
+                       options.step.accumulate});
 }
 
 std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh) {
@@ -219,7 +212,7 @@ void report_stage(RankPipeline& stage, const std::vector<Unit*>& units, int stag
            fmt::format("{} stages, the first one with the parameters of {}; {} of {} "
                        "micro-batch{}, rank 0 waits {:.2f} ms per step; bubble by (p-1)/(m+p-1) "
                        "{:.1f} %",
-                       stages, layers_text(units), name_of(options.schedule_kind), micro_batches,
+                       stages, layers_text(units), name_of(options.rank_schedule), micro_batches,
                        micro_batches == 1 ? "" : "es", 1e3 * waited, 100 * bubble),
            "pipeline",
            {{"stages", stages}, {"waited_seconds_per_step", waited}, {"predicted_bubble", bubble}});

@@ -1,6 +1,7 @@
 #pragma once
 // This stage's options: those of stage 06, and the mesh.
 
+#include <array>
 #include <memory>
 #include <set>
 #include <string>
@@ -11,6 +12,10 @@
 
 namespace lockstep {
 
+/// Those of stage 03's schedules in which each rank has one stage, and any number of micro-batches.
+enum class RankSchedule { gpipe, one_f1b };
+constexpr auto words_of(RankSchedule) { return std::array{"gpipe", "1f1b"}; }
+
 struct MeshStageOptions : Options {
   RankOptions ranks;
   StepOptions step;
@@ -18,7 +23,7 @@ struct MeshStageOptions : Options {
   SavingOptions saving;
   ShardingOptions sharding;
   MeshShape mesh;
-  ScheduleKind schedule_kind = ScheduleKind::one_f1b;
+  RankSchedule rank_schedule = RankSchedule::one_f1b;
   std::set<std::string> given{};  // on the command line, of the options that concern some axes only
 
   void add_to(OptionParser& parser) override;

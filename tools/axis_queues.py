@@ -7,12 +7,10 @@ still comes after those that it needs, but no longer after those of other axes. 
 """
 
 import argparse
-import json
-import sys
-from pathlib import Path
 
-from command_line import Parser, run_command
+from command_line import Parser, complain, run_command
 from compare_timeline import BEFORE_UPDATES, END_OF_STEP, WARM_UP
+from plain_files import read_json
 
 STEPS = 6  # of a run: the first WARM_UP are not looked at
 ALONG = "along "  # the range of a message: "reduce conv1/along data"
@@ -109,7 +107,10 @@ def step_time(slices, ends):
 
 def compared(path):
     """Seconds per step with one stream for all messages, as it was, and with one for each axis."""
-    slices = read_slices(json.loads(Path(path).read_text()))
+    try:
+        slices = read_slices(read_json(path))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise NoSimulatedMesh("it is JSON, but no trace of 07-mesh") from error
     if not any("after" in one and one["after"] for one in slices.values()):
         raise NoSimulatedMesh("it does not say what operations waited for; run on simulated devices (--devices sim:4)")
     if not any(ALONG in one["range"] for one in slices.values()):
@@ -131,7 +132,8 @@ def main(argv):
     try:
         found = compared(options.trace)
     except (OSError, ValueError, NoSimulatedMesh) as error:
-        sys.exit(f"axis_queues: {options.trace}: {error}")
+        complain("axis_queues", f"{options.trace}: {error}")
+        return 1
     one, each = found["one_stream_seconds"], found["stream_each_seconds"]
     print(f"one stream for all axes: {one * 1e3:.3f} ms per step; a stream for each: {each * 1e3:.3f} ms; the step is "
           f"{100 * (one / each - 1):.1f} % longer for it")

@@ -112,7 +112,7 @@ def given_step(path, alone=False):
         step = one_step(path, alone)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; {expected}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no JSON; {expected}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {expected}") from error

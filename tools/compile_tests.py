@@ -9,7 +9,7 @@ import tempfile
 
 from child_processes import run
 from coursework import SOLUTIONS
-from ninja_build import failure, run_ninja
+from ninja_build import failure, linking, run_ninja
 
 
 def install_cuda_model(folder, root):
@@ -39,7 +39,7 @@ def configure(build, root):
     folder = root / build.folder
     # A student's open tasks leave parameters unused, and their kernels throw.
     strict = "false" if (root / SOLUTIONS).is_dir() else "true"
-    options = (f"-Dwerror={strict}", "-Dtests=enabled", *build.options)
+    options = (f"-Dwerror={strict}", "-Dtests=enabled", *linking(), *build.options)
     if build.cuda_model:
         error = install_cuda_model(root / build.cuda_model, root)
         if error:

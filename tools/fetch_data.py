@@ -232,7 +232,7 @@ def read_table(path):
         table = read_json(path)
     except OSError as error:
         raise DataError(f"--table {path}: {error.strerror}; expected a table like {TABLE}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"--table {path} is no JSON; expected a table like {TABLE}") from error
     if not isinstance(table, dict) or not all(map(is_data_set, table.values())):
         raise DataError(f"--table {path}: expected, as in {TABLE}, data sets with a url and files; of each a "

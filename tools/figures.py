@@ -351,10 +351,13 @@ def groups(of_mesh):
 
 
 def mesh_letter(bar, end):
-    """G of "gather fc1", R of "reduce fc1"; the last messages are the loss's sum."""
+    """G of "gather fc1", R of "reduce fc1", S of a sum in the passes. Along tensor the step begins with the word
+    whether the one before was finite; the last messages are the loss's sum."""
     purpose = bar.name.partition(" ")[0]
     if purpose in PURPOSES:
         return purpose[0].upper()
+    if bar.along == "tensor":
+        return "S" if "all_reduce" in bar.text else "NaN?"
     return "loss" if bar.begin > 0.9 * end else ""
 
 
@@ -367,7 +370,7 @@ def mesh(build):
         bars = [bar for bar in rows["communication"].bars if bar.along == axis]
         lanes.append(Row(f"along {axis}", [bar_of(bar, name=mesh_letter(bar, run.end)) for bar in bars]))
     return Picture("The groups of a mesh of eight ranks, and a step of one",
-                   [Panel("A step of rank 0: layers are gathered (G), gradients reduced (R); the passes wait for tensor", lanes, run.end, names=True)],
+                   [Panel("A step of rank 0: G gathers a layer, R reduces gradients, S sums activations; the passes wait for S", lanes, run.end, names=True)],
                    {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from command_line import Parser, run_command
+from command_line import Parser, one_line, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = "19"
@@ -37,7 +37,7 @@ def chosen_files(names):
     for name in names:
         path = Path(name)
         if not path.is_file() or path.suffix not in SUFFIXES:
-            raise SystemExit(f"format: '{name}' is no source, expected a file that ends in one of: "
+            raise SystemExit(f"format: '{one_line(name)}' is no source, expected a file that ends in one of: "
                              f"{', '.join(SUFFIXES)}")
     return [Path(name).resolve() for name in names]
 

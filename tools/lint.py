@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from child_processes import Running, run
-from command_line import Parser, run_command
+from command_line import Parser, one_line, run_command
 from progress import CORES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def chosen_files(names, product):
     for name in names:
         path = Path(os.path.relpath(Path(name).resolve(), ROOT))
         if path not in product:
-            raise SystemExit(f"lint: '{name}' is no source of the product, expected a .cpp file in "
+            raise SystemExit(f"lint: '{one_line(name)}' is no source of the product, expected a .cpp file in "
                              "common/ or a stage (a header is seen through the sources that include it)")
         chosen.append(path)
     return chosen
@@ -98,7 +98,7 @@ def main(arguments):
     product = product_files()
     files = chosen_files(options.files, product) or product
     if not shutil.which(options.clang_tidy):
-        raise SystemExit(f"lint: no {options.clang_tidy} in PATH (Debian: apt-get install clang-tidy)")
+        raise SystemExit(f"lint: no {one_line(options.clang_tidy)} in PATH (Debian: apt-get install clang-tidy)")
     error = configure()
     if error:
         raise SystemExit(f"{error}lint: meson could not configure build-lint/, see above")

@@ -4,8 +4,10 @@ A step's work is what `.ninja_log` says it took last time, in seconds of one cor
 never done is assumed to take as long as others of its kind.
 """
 
+import functools
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -45,6 +47,18 @@ class Steps:
         load = os.getloadavg()[0]
         busy = f", longer on a machine as busy as now (load {load:.0f})" if load > 2 * CORES else ""
         return f"about {in_words(self.seconds())}{busy}"
+
+
+@functools.cache
+def linking():
+    """Meson's options for a fast linker: mold takes a quarter of the time of binutils' ld for a program
+    of ours. None where mold is missing, or the compiler does not know it (g++ before 12.1)."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    try:
+        known = subprocess.run([*compiler, "-fuse-ld=mold", "-Wl,--version"], capture_output=True)
+    except OSError:  # Meson says that there is no compiler
+        return ()
+    return ("-Dcpp_link_args=-fuse-ld=mold",) if known.returncode == 0 else ()
 
 
 def is_compiling(step):

@@ -10,26 +10,28 @@ from pathlib import Path
 LARGEST = 2**63  # of a number in a file: nanoseconds since 1970 and bytes are smaller
 
 
-def number(text, kind):
-    value = kind(text)
-    if not abs(value) <= LARGEST:
+def number(text, kind, largest):
+    if not abs(float(text)) <= largest:
         raise ValueError(f"the number {text[:20]} is out of range")
-    return value
+    return kind(text)
 
 
 def refuse(text):
     raise ValueError(f"{text} is no number of JSON")
 
 
-def read_json(path):
+def read_json(path, largest=LARGEST):
     """The file's content. Raises ValueError for what is no JSON, and for numbers that no measurement
     gives: 1e999, which Python takes for infinity, NaN, an integer of 400 digits. Raises OSError, also
     for a pipe or a device, whose end may never come."""
     path = Path(path)
     if not (path.is_dir() or stat.S_ISREG(path.stat().st_mode)):
         raise OSError(0, "it is not a regular file")
-    return json.loads(path.read_text(), parse_float=lambda text: number(text, float),
-                      parse_int=lambda text: number(text, int), parse_constant=refuse)
+    try:
+        return json.loads(path.read_text(), parse_float=lambda text: number(text, float, largest),
+                          parse_int=lambda text: number(text, int, largest), parse_constant=refuse)
+    except RecursionError as error:
+        raise json.JSONDecodeError("too many lists in each other", "", 0) from error
 
 
 def require_writable(path):

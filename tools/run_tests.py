@@ -31,7 +31,7 @@ FULL_FACTOR = 10  # --full repeats the random campaigns, so every deadline grows
 # compiles each alone and so finds a missing #include.
 UNITY = ("-Dunity=on", "-Dunity_size=40")
 # Optimised as far as debugging allows: compiles as fast as without, and runs faster. Kernels are
-# optimised in all builds, and under --full the first build is like a user's.
+# optimised in all builds; `lockstep run` compiles the rest like that, too, and compares all weights.
 QUICK = ("-Doptimization=g", "-Ddebug=false", *UNITY)
 LINES = "-g1"  # line numbers for the sanitizers' reports, and a quarter less time than with variables
 SANITIZED = ("-Dcpu_engine=reference", f"-Dcpp_args={LINES}", *QUICK)
@@ -47,7 +47,7 @@ CUDA_MODEL = "build-cuda-model"
 # change must not fail on a warning in `lockstep run`. tests/*/meson.build says which tests a build
 # has.
 BUILDS = (
-    Build("default", "build-test", ("-Dgpu_archs=75", *QUICK), full_options=("-Doptimization=2",)),
+    Build("default", "build-test", ("-Dgpu_archs=75", *QUICK)),
     Build("double", "build-double", ("-Dprecision=double", "-Dcuda=disabled", *QUICK)),
     Build("asan", "build-asan", ("-Db_sanitize=address,undefined", "-Db_lundef=false",
                                  *SANITIZED, f"{WITHOUT},alignment"),

@@ -1,10 +1,11 @@
 """Simulated devices as commands name them: "sim:h100x8", eight devices with the figures of a profile."""
 
-import json
 import re
+import sys
 from pathlib import Path
 
 from compare import Refused
+from plain_files import read_json
 
 PROFILES = Path(__file__).resolve().parent / "profiles"
 
@@ -15,11 +16,20 @@ def path_of_profile(name):
 
 
 def read_profile(path):
+    """A profile's figures; what else is wrong with them, the programs say. Raises Refused, in words."""
     try:
-        return json.loads(path.read_text())
+        profile = read_json(path, largest=sys.float_info.max)  # a rate of 1e30 costs no time
+        if not is_profile(profile):
+            raise ValueError("it is JSON, but no profile")
+        return profile
     except (OSError, ValueError) as error:
         known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.json")))
         raise Refused(f"--devices: no profile {path} ({error}); there are: {known}") from error
+
+
+def is_profile(found):
+    parts = {"device": str, "source": str, "memory_bytes": (int, float), "operations": dict, "links": dict}
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in parts.items())
 
 
 def devices_of(text):

@@ -218,6 +218,8 @@ class Lane:
     row: Row
     bar_of: dict  # of a slice, by its number in the trace; None for one that is not drawn
     waits: list  # (number of the slice, place of the other lane, number there)
+    stream: str
+    transfers: dict  # {("send" or "receive", when it begins): number of the slice}
 
 
 def lane_of(lane, arguments, name, counted):
@@ -238,7 +240,9 @@ def lane_of(lane, arguments, name, counted):
         bar_of.update(dict.fromkeys(own, bar if bar.end > bar.begin else None))
         waits += [(number, tuple(place), other) for number in own
                   for *place, other in arguments[number].get("after", ())]
-    return Lane(Row(name, drawn), bar_of, waits)
+    transfers = {(operation, begin): lane["first"] + number
+                 for number, (begin, _, operation, _) in enumerate(lane["slices"]) if operation in step_rows.TRANSFERS}
+    return Lane(Row(name, drawn), bar_of, waits, lane["stream"], transfers)
 
 
 def drawn_before(lane, number):
@@ -250,15 +254,27 @@ def drawn_after(lane, number):
     return next((lane.bar_of[n] for n in range(number, max(lane.bar_of) + 1) if lane.bar_of.get(n)), None)
 
 
+def sends_of(lanes):
+    """Of stages that are ranks, in their order: (lane, number of the receive, lane of the sender, number of the
+    send). In a simulation the two begin together."""
+    for stream, step in (("activations", 1), ("gradients", -1)):  # where to: 07-mesh/rank_pipeline.h
+        stages = [lane for lane in lanes.values() if lane.stream == stream][::step]
+        for sender, receiver in zip(stages, stages[1:]):
+            for (operation, begin), number in receiver.transfers.items():
+                sent = sender.transfers.get(("send", begin))
+                if operation == "receive" and sent is not None:
+                    yield receiver, number, sender, sent
+
+
 def connect(lanes):
     """Gives the bars what they come after: the numbers that these bars have in Step.bars()."""
     numbers = {id(bar): number for number, bar in enumerate(bar for lane in lanes.values() for bar in lane.row.bars)}
-    for lane in lanes.values():
-        for number, place, other in lane.waits:
-            bar = drawn_after(lane, number)
-            before = drawn_before(lanes[place], other) if place in lanes else None
-            if bar and before:
-                bar.after = tuple(sorted({*bar.after, numbers[id(before)]}))
+    waits = [(lane, number, lanes[place], other) for lane in lanes.values()
+             for number, place, other in lane.waits if place in lanes]
+    for lane, number, other_lane, other in [*waits, *sends_of(lanes)]:
+        bar, before = drawn_after(lane, number), drawn_before(other_lane, other)
+        if bar and before:
+            bar.after = tuple(sorted({*bar.after, numbers[id(before)]}))
 
 
 def number_of(device):

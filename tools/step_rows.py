@@ -22,7 +22,8 @@ ALONG_AXES = {axis: f"along {axis}" for axis in AXES}  # kinds of messages, too
 GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
-OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce")  # ranges of stages 02 and 04
+OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce", "receive")  # ranges of stages 02 to 07
+TRANSFERS = ("send", "receive")  # of ranks
 OF_A_BUCKET = re.compile(r"bucket \d+/")
 MOST_TOLD = 8  # operations of a bar that are told one by one
 
@@ -155,7 +156,8 @@ def parts_of(slices):
             kind_here = kind_along(axes) if axes else kind or kind_of_part("", [operation])
             same = label or (operation if kind_here == MESSAGES else ""), kind_here
             count = 1
-            if bars and bars[-1][2:4] == same and begin - sum(bars[-1][:2]) < GAP:
+            if (bars and bars[-1][2:4] == same and begin - sum(bars[-1][:2]) < GAP
+                    and operation not in TRANSFERS):  # each has a partner on another rank
                 first, _, _, _, before = bars.pop()
                 begin, length, count = first, begin + length - first, before + 1
             bars.append((begin, length, *same, count))

@@ -36,8 +36,10 @@ LaunchContract checked(const LaunchContract& contract, const ProcessGroupOptions
   return contract;
 }
 
-StoreOptions options_of_store(const LaunchContract& contract, double timeout_seconds) {
+StoreOptions options_of_store(const LaunchContract& contract, double timeout_seconds,
+                              const Store::PlaceOf& place_of) {
   StoreOptions options = store_options(contract);
+  options.place_of = place_of;
   options.connect_seconds = timeout_seconds;
   options.answer_seconds = std::min(timeout_seconds, kAnswerSeconds);
   return options;
@@ -93,7 +95,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
 std::shared_ptr<Store> ProcessGroup::find_ranks(const ProcessGroupOptions& options) {
   if (options.simulated) return std::make_shared<LikeRanksStore>(*options.simulated, rank());
   const Deadline deadline(timeout_);  // for both: finding rank 0, and the others
-  auto store = std::make_shared<TcpStore>(options_of_store(contract_, timeout_));
+  auto store = std::make_shared<TcpStore>(options_of_store(contract_, timeout_, options.place_of));
   store->wait_for_all(deadline.seconds_left());
   return store;
 }

@@ -36,6 +36,9 @@ struct ProcessGroupOptions {
   std::string flight_file{};
   /// Set if the ranks are simulated: then this thread stands for one kind of them.
   std::optional<SimulatedRanks> simulated{};
+  /// As name_places()'s, if it is known before the ranks have come: for the names of those that do
+  /// not come.
+  Store::PlaceOf place_of{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
 };

@@ -68,6 +68,7 @@ ProcessGroupOptions RankOptions::group_options() const {
           .timeout_seconds = timeout,
           .flight_file = flight,
           .simulated = simulated,
+          .place_of = place_of,
           .program = typed_command_line()};
 }
 

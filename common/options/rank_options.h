@@ -17,6 +17,7 @@ struct RankOptions {
   double timeout = 300;                             // seconds
   std::string flight{};                             // where ranks leave their last calls; or empty
   std::optional<SimulatedRanks> simulated{};        // set by start_ranks()
+  Store::PlaceOf place_of{};                        // of a mesh: ProcessGroupOptions
 
   void add_to(OptionParser& parser);
 

@@ -121,8 +121,9 @@ TcpStore::TcpStore(const StoreOptions& options)
     : options_(checked(options)), exceptions_(std::uncaught_exceptions()) {
   if (rank() == 0) {
     if (is_rank_0s_to_make(options_)) options_.key = random_job_key();
-    server_ = std::make_unique<StoreServer>(options_.address, world_size(), options_.run_id,
-                                            options_.answer_seconds, options_.key);
+    server_ =
+        std::make_unique<StoreServer>(options_.address, world_size(), options_.run_id,
+                                      options_.answer_seconds, options_.key, options_.place_of);
     options_.address.port = server_->port();
   }
   socket_ = connect();

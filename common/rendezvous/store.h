@@ -133,6 +133,8 @@ struct StoreOptions {
   double answer_seconds = 10;
   /// How late, beyond its own timeout, the answer may be to a call that waits for other ranks.
   double late_seconds = 0.8;
+  /// As of name_places(), if it is known before the ranks have come; on rank 0.
+  Store::PlaceOf place_of{};
 };
 
 StoreOptions store_options(const LaunchContract& contract);

@@ -388,11 +388,17 @@ std::optional<Deadline> StoreState::next_deadline() const {
 }
 
 std::string StoreState::missing_ranks() const {
-  std::vector<int> missing;
+  std::vector<std::string> missing;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (!came_.contains(rank)) missing.push_back(rank);
+    if (!came_.contains(rank)) missing.push_back(number_and_place(rank));
   }
   return listed(missing);
+}
+
+/// "3", or "3 (data 1, tensor 1)".
+std::string StoreState::number_and_place(int rank) const {
+  const std::string place = place_of_ ? place_of_(rank) : "";
+  return place.empty() ? std::to_string(rank) : fmt::format("{} ({})", rank, place);
 }
 
 // --- The server ----------------------------------------------------------------------------------
@@ -468,15 +474,18 @@ std::string interface_of(const std::string& host) {
 }
 
 StoreServer::StoreServer(const Address& address, int world_size, std::string run_id,
-                         double introduction_seconds, const JobKey& key)
+                         double introduction_seconds, const JobKey& key,
+                         std::function<std::string(int rank)> place_of)
     : most_strangers_(kMostUnannounced + static_cast<size_t>(world_size)),
       introduction_seconds_(introduction_seconds),
       listener_(listen_on({interface_of(address.host), address.port})),
       port_(listener_.local_address().port),
       desk_(desk_at(listener_, key)),
       door_(listener_, key, kStoreMeeting, 0, world_size, introduction_seconds),
-      state_(world_size, std::move(run_id)),
-      thread_([this] { run(); }) {}
+      state_(world_size, std::move(run_id)) {
+  state_.name_places(std::move(place_of));
+  thread_ = std::thread([this] { run(); });
+}
 
 StoreServer::~StoreServer() {
   stopping_ = true;

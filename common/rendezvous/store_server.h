@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -95,6 +96,10 @@ class StoreState {
   /// BadInput if the rank still waits for the reply to another request.
   void handle(int rank, Request request);
 
+  /// Where each rank is among the others, "data 1, tensor 1", for errors that name ranks.
+  void name_places(std::function<std::string(int rank)> place_of) {
+    place_of_ = std::move(place_of);
+  }
   /// What keeps ranks from coming, for the error that names them: "Too many open files".
   void cannot_accept(const std::string& why) { trouble_ = why; }
   /// Answers the ranks that have waited long enough.
@@ -122,10 +127,12 @@ class StoreState {
   bool all_know() const;
   bool all_came() const { return static_cast<int>(came_.size()) == world_size_; }
   std::string missing_ranks() const;
+  std::string number_and_place(int rank) const;
 
   int world_size_;
   std::string run_id_;
   double start_seconds_;
+  std::function<std::string(int rank)> place_of_{};
   std::optional<Deadline> start_;  // until then a process may be this job's by mistake
   std::map<std::string, std::string> values_;
   std::map<std::string, std::map<int, std::string>> meetings_;  // texts by rank
@@ -156,9 +163,11 @@ class StoreServer {
   /// Listens on a port of `address`, at its interface_of(), and starts to serve. A connection that
   /// has not proven `key`, or is without an introduction, in `introduction_seconds` is dropped.
   /// Where only this host is served, ranks without a key can ask for it (KeyDesk).
-  /// Throws EnvironmentError, at once, if the port is taken.
+  /// `place_of` as StoreState::name_places()'s. Throws EnvironmentError, at once, if the port is
+  /// taken.
   StoreServer(const Address& address, int world_size, std::string run_id,
-              double introduction_seconds, const JobKey& key = {});
+              double introduction_seconds, const JobKey& key = {},
+              std::function<std::string(int rank)> place_of = {});
   /// Closes all connections within milliseconds.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;

@@ -222,9 +222,11 @@ TEST_CASE("Pipelines that cannot be are refused in one line", "[equivalence][mes
       {"--mesh pipeline=5", "network's 4 layers with parameters", "give at most that number"});
   check_pipeline_refused({"--devices", cpus(2), "--mesh", "data=2", "--schedule", "gpipe"},
                          {"--schedule", "--mesh data=2 has none"});
-  check_pipeline_refused(
-      {"--devices", cpus(2), "--mesh", "pipeline=2", "--schedule", "interleaved"},
-      {"--schedule: found interleaved, expected gpipe or 1f1b"});
+  for (const std::string schedule : {"zero-bubble", "interleaved", "naive"}) {
+    check_pipeline_refused(
+        {"--devices", cpus(2), "--mesh", "pipeline=2", "--schedule", schedule},
+        {fmt::format("--schedule: found '{}', expected gpipe or 1f1b\n", schedule)});
+  }
   check_pipeline_refused({"--devices", cpus(3), "--mesh", "pipeline=2"},
                          {"--mesh pipeline=2: has 2 ranks, expected 3"});
 }

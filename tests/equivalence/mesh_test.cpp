@@ -122,6 +122,22 @@ TEST_CASE("On a mesh every way of sharding leads to the same weights", "[equival
   }
 }
 
+TEST_CASE("On a mesh a layer that every second step leaves out stays as it is",
+          "[equivalence][mesh]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  for (const Options& optimizer :
+       {kMomentum + Options{"--weight-decay", "0.5"},
+        Options{"--optimizer", "adamw", "--weight-decay", "0.5", "--eps", "1e-3"}}) {
+    const Options options =
+        kSteps + optimizer + Options{"--model", "seed-skip", "--max-steps", "6"};
+    const Outcome single = train(options);
+    for (const std::string axes : {"data=2,shard=2", "tensor=2,data=2", "shard=2,pipeline=2"}) {
+      INFO(optimizer[1] << ", " << axes);
+      check_same(train_on_mesh({axes, 4}, options), single, bound(kCalmAdamW));
+    }
+  }
+}
+
 /// Ten steps of 12 samples and one of a single sample, which leaves ranks without any.
 TEST_CASE("On a mesh batches are normalised over all ranks with other samples",
           "[equivalence][mesh]") {

@@ -219,6 +219,25 @@ TEST_CASE("Ranks without our launcher name a dead one with its coordinates", "[f
   CHECK_THAT(all, ContainsSubstring("rank 3 (data 1, tensor 1) closed the connection"));
 }
 
+TEST_CASE("A rank of a mesh that does not come is named with its coordinates", "[faults][mesh]") {
+  const TempDir folder;
+  const std::string script = fmt::format(
+      "cd '{}'; for r in 0 1 3; do RANK=$r WORLD_SIZE=4 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 "
+      "MASTER_PORT={} \"$@\" >out.$r 2>err.$r & done; wait",
+      folder.path().string(), free_port());
+  const ProcessResult run =
+      run_process(Words{"sh", "-c", script, "sh"} + kOnMesh +
+                      Words{"--devices", cpus(4), "--mesh", "data=2,tensor=2", "--timeout", "3"},
+                  kDeadline);
+  REQUIRE_FALSE(run.timed_out);
+  for (const std::string rank : {"0", "1", "3"}) {
+    const std::string error = read_text(folder / ("err." + rank));
+    INFO(error);
+    CHECK_THAT(error, StartsWith("error: missing ranks: 2 (data 1, tensor 0) (of 4): they did "));
+    CHECK(std::ranges::count(error, '\n') == 1);
+  }
+}
+
 /// Rank 0 has the store, so the others know only what their connections say.
 TEST_CASE("Where rank 0 has died, the others name ranks with their coordinates", "[faults][mesh]") {
   for (const std::string backend : {"shm", "tcp"}) {
@@ -233,6 +252,29 @@ TEST_CASE("Where rank 0 has died, the others name ranks with their coordinates",
                                 "; the store of rank 0 \\(data 0\\) .*\n"));
     }
   }
+}
+
+TEST_CASE("A mesh goes on with each parameter's own count of steps, and logs on from there",
+          "[faults][mesh][checkpoint]") {
+  const Jobs jobs;  // a layer that steps 1, 3 and 5 leave out
+  const auto run = [&](const Words& options) {
+    const ProcessResult result = run_process(
+        kOnMesh +
+            Words{"--batch-size", "12", "--log-interval", "2", "--model", "seed-skip",
+                  "--weight-decay", "0.1", "--devices", cpus(4), "--mesh", "shard=2,tensor=2"} +
+            options,
+        kDeadline);
+    INFO(story(result));
+    REQUIRE(result.status == 0);
+    return result.out;
+  };
+  run({"--max-steps", "6", "--save", jobs / "straight"});
+  const Words resumed{"--checkpoint-dir", jobs / "saved", "--resume", "auto"};
+  run(resumed + Words{"--max-steps", "3"});
+  const std::string on = run(resumed + Words{"--max-steps", "6", "--save", jobs / "resumed"});
+  CHECK((jobs.text("resumed") == jobs.text("straight")));
+  CHECK_THAT(on, ContainsSubstring("Train Epoch: 1 [48/120 (40%)]"));
+  CHECK(on.find("[0/120") == std::string::npos);
 }
 
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.

@@ -290,7 +290,35 @@ TEST_CASE("A profile that is none is refused with the entry that is wrong", "[fa
           {"default: seconds: found -1", "from 0 on"});
   refused("\"bytes\": 4e9", "\"bytes\": 0", {"device: bytes: found 0", "from 0.001 on"});
   refused("\"network\":", "\"net\":", {"links", "has no 'network'"});
+  refused("\"memory_bytes\": 8589934592", "\"memory_bytes\": 1e19",
+          {"memory_bytes: found 1e+19", "at most 1e+18"});
   refused("{", "", {"profile.json"});
+}
+
+TEST_CASE("Simulated times that no clock counts are refused, and not counted wrongly",
+          "[faults][sim]") {
+  const TempDir folder;
+  const auto told = [&](const std::string& entry, const std::string& seconds) {
+    std::string text = read_text(LOCKSTEP_SOURCE "/tools/profiles/default.json");
+    const size_t value = text.find(entry) + entry.size();
+    text.replace(value, text.find_first_of(",}", value) - value, seconds);
+    const std::string profile = folder / "profile.json";
+    write_file(profile, text);
+    const ProcessResult result =
+        run_process({stage_binary("04-ddp"), "--devices", "sim:" + profile + "x2", "--data",
+                     "blank:600:10", "--batch-size", "4", "--max-steps", "150"},
+                    kDeadline);
+    INFO(entry << seconds << story(result));
+    CHECK(result.status == 1);
+    return result.err;
+  };
+  for (const std::string entry : {"{\"seconds\": ", "\"launch_seconds\": ", "\"batch_seconds\": ",
+                                  "\"device\": {\"seconds\": "}) {
+    CHECK_THAT(told(entry, "1e308"), ContainsSubstring("takes 1e+308 s, expected at most 1e+06"));
+  }
+  for (const std::string entry : {"{\"seconds\": ", "\"launch_seconds\": "}) {  // of each operation
+    CHECK_THAT(told(entry, "9e5"), ContainsSubstring("the run takes more than 1e+09 s"));
+  }
 }
 
 }  // namespace

@@ -149,6 +149,19 @@ TEST_CASE("add_bias, add_column_sums: a bias for every row, and its gradient add
   check(70000, 20);
 }
 
+TEST_CASE("add_bias: either the bias begins beside a pack, or the rows do", "[cuda][ops]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  both.agree([](Run& run) {
+    const Tensor biases = run.random({23}, 2), rows = run.random({103}, 1);
+    for (const int64_t first : {1, 2, 3}) {
+      run.ops.add_bias(run.stream, biases.range(first, {20}), false, rows.range(0, {5, 20}));
+      run.ops.add_bias(run.stream, biases.range(0, {20}), false, rows.range(first, {5, 20}));
+    }
+    run.result("rows", rows, kEqual);
+  });
+}
+
 // --- Pooling -------------------------------------------------------------------------------------
 
 TEST_CASE("max_pool2d, max_pool2d_backward: windows that tile, overlap, or leave pixels out",

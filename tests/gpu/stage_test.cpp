@@ -2,9 +2,11 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "common/comm/nccl_communicator.h"
@@ -230,6 +232,56 @@ TEST_CASE("Stage 01 takes the first of several GPUs, also of one that is named t
   CHECK(outcome.metrics.at("devices") == nlohmann::json{"cuda:0"});
   CHECK_THAT(outcome.metrics.at("backend").get<std::string>(), ContainsSubstring("cuda ("));
   CHECK(outcome.metrics.at("peak_memory_bytes").at(0) > 0);
+}
+
+// --- Kernels of a step ---------------------------------------------------------------------------
+
+/// How often the second of two steps starts each operation for which no library is called. Each of
+/// these is one kernel (launch.cuh).
+std::map<std::string, int64_t> own_kernels_of_step(const Words& network) {
+  const TempDir folder;
+  train(Words{"--data", "synthetic:8:4", "--batch-size", "4", "--trace", folder / "trace"} +
+        network);
+  const Words others{"conv2d", "conv2d_backward_input", "conv2d_backward_parameters", "copy",
+                     "matmul"};
+  std::map<std::string, int64_t> counts;
+  int64_t updates = 0;
+  const nlohmann::json trace = read_json(folder / "trace");
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
+    if (event.at("ph") != "X" || updates == 2) continue;
+    const std::string name = event.at("name");
+    if (updates == 1 && std::ranges::find(others, name) == others.end()) ++counts[name];
+    updates += name == "sgd_update";
+  }
+  REQUIRE(updates == 2);
+  return counts;
+}
+
+TEST_CASE("A step starts no more kernels of our own than docs/options.md says", "[cuda][stage]") {
+  LOCKSTEP_NEEDS_GPU();
+  struct Counted {
+    Words network;
+    int64_t kernels, norms, linears, convolutions;  // without those that add biases
+  };
+  const std::vector<Counted> all{{{"--model", "seed"}, 21, 0, 2, 2},
+                                 {{"--model", "seed-bn"}, 29, 2, 2, 2},
+                                 {{"--model", "resnet18", "--width", "8"}, 119, 17, 1, 20}};
+  for (const Counted& expected : all) {
+    auto counts = own_kernels_of_step(expected.network);
+    INFO(fmt::format("{}: {}", fmt::join(expected.network, " "), nlohmann::json(counts).dump()));
+    // Where cuDNN's algorithm adds the bias of a convolution, no kernel of our own does.
+    const int64_t biases = std::exchange(counts["add_bias"], 0);
+    CHECK(biases >= expected.linears);
+    CHECK(biases <= expected.linears + expected.convolutions);
+    int64_t kernels = 0, norms = 0;
+    for (const auto& [name, count] : counts) {
+      kernels += count;
+      if (name.starts_with("batch_norm")) norms += count;
+    }
+    CHECK(kernels == expected.kernels);
+    CHECK(norms == 4 * expected.norms);
+    CHECK(counts["add_column_sums"] == expected.linears + expected.convolutions);
+  }
 }
 
 // --- Stage 02: several replicas ------------------------------------------------------------------

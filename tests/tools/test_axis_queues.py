@@ -66,6 +66,12 @@ class TestAxisQueues(unittest.TestCase):
             done = self.run_tool(trace)
             self.assertEqual((done.returncode, done.stdout), (1, ""))
             self.assertRegex(done.stderr, rf"^axis_queues: .*trace\.json: .*{text}.*\n$")
+        infinite = mesh_trace(6)
+        infinite["traceEvents"][-1]["ts"] = float("inf")
+        for trace in ([], {}, {"traceEvents": 5}, {"traceEvents": [5]}, {"traceEvents": [{"ph": "X"}]}, infinite):
+            done = self.run_tool(trace)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, r"^axis_queues: .*trace\.json: .*(no trace of 07-mesh|no number).*\n$")
 
 
 if __name__ == "__main__":

@@ -84,6 +84,21 @@ class TestSteps(Folder):
         self.assertFalse(Steps(self.folder, ["absent"]).nothing_to_do)
 
 
+class TestLinking(Folder):
+    def test_mold_links_only_where_the_compiler_can_call_it(self):
+        self.addCleanup(ninja_build.linking.cache_clear)
+        compiler = self.folder / "c++"
+        for status, expected in ((0, ("-Dcpp_link_args=-fuse-ld=mold",)), (1, ())):
+            compiler.write_text(f"#!/bin/sh\n[ $2 = -fuse-ld=mold ] && exit {status}\n")
+            compiler.chmod(0o755)
+            ninja_build.linking.cache_clear()
+            with unittest.mock.patch.dict(os.environ, {"CXX": f"{compiler} -m64"}):
+                self.assertEqual(expected, ninja_build.linking())
+        ninja_build.linking.cache_clear()
+        with unittest.mock.patch.dict(os.environ, {"CXX": str(self.folder / "none")}):
+            self.assertEqual((), ninja_build.linking())
+
+
 class TestRunning(Folder):
     def test_says_how_far_it_is_at_every_step(self):
         self.graph([0] * 10)

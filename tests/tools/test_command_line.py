@@ -93,6 +93,9 @@ class TestOneLine(unittest.TestCase):
         self.refused("draw_step.py", b"\x1b[2J\xff\n", "x.svg")
         self.refused("compare.py", "--stages", "\n" + ESCAPE)
         self.refused("figures.py", ESCAPE + "\n")
+        for name in ("format.py", "lint.py", "axis_queues.py"):
+            self.refused(name, ESCAPE + "\n.cpp")
+        self.refused("lint.py", "--clang-tidy", ESCAPE + "\n")
 
     def test_an_option_is_its_whole_name(self):
         for name, *words in (("fetch_data.py", "synthetic", "--di", "x"), ("exercise.py", "--la"),
@@ -119,6 +122,14 @@ class TestFiles(unittest.TestCase):
             path.write_text('{"a": [' + text + "]}")
             with self.assertRaises(ValueError):
                 plain_files.read_json(path)
+        path.write_text("[" + 5000 * "1" + "]")  # more digits than Python reads by itself
+        with self.assertRaisesRegex(ValueError, "^the number 1{20} is out of range$"):
+            plain_files.read_json(path)
+        path.write_text(100000 * "[")
+        with self.assertRaisesRegex(ValueError, "too many lists in each other"):
+            plain_files.read_json(path)
+        path.write_text("[1e30]")
+        self.assertEqual([1e30], plain_files.read_json(path, largest=1e300))
         path.write_text('{"a": [1e18, -3, 0.5, 9007199254740993, null]}')
         self.assertEqual({"a": [1e18, -3, 0.5, 9007199254740993, None]}, plain_files.read_json(path))
 
@@ -140,6 +151,8 @@ class TestFiles(unittest.TestCase):
 
     def test_a_pipe_is_refused_and_not_waited_for(self):
         os.mkfifo(self.folder / "pipe")
+        with self.assertRaisesRegex(OSError, "not a regular file"):
+            plain_files.read_json(self.folder / "pipe")
         with self.assertRaises(OSError) as caught:
             plain_files.write_whole(self.folder / "pipe", "x")
         self.assertIn("not a regular file", caught.exception.strerror)

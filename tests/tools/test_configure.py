@@ -225,6 +225,19 @@ class TestConfigure(unittest.TestCase):
         self.assertRegex(output, r"CPU engine *: reference")
         self.assertRegex(output, r"GPU backend *: NO \(not asked for\)")
 
+    @unittest.skipUnless(FULL, "takes minutes: a stage is compiled without libsodium")
+    def test_without_libsodium_a_secret_is_refused_and_never_ignored(self):
+        program = self.folder / "build/04-ddp/04-ddp"
+        status, output = self.configure(
+            "-Dcuda=disabled", "-Dcpu_engine=reference", "-Dsodium=disabled", "-Doptimization=0", "-Dunity=on",
+            epilogue=f"ninja -C {quoted(self.folder / 'build')} -j2 04-ddp/04-ddp\n"
+                     f"for secret in '' LOCKSTEP_JOB_SECRET=0123456789abcdef0123456789abcdef; do\n"
+                     f"  env $secret {quoted(program)} --devices cpu:0,cpu:0 --data blank:8:8 --max-steps 1 "
+                     "2>&1 || echo refused\ndone\n")
+        self.assertEqual(0, status, output)
+        self.assertRegex(output, r"(?s)Train Epoch.*\nerror: .*LOCKSTEP_JOB_SECRET is set, and this build has no "
+                                 r"libsodium .*\nrefused\n$")
+
     def test_double_is_the_reference_engines(self):
         status, output = self.configure("-Dprecision=double")
         self.assertEqual(0, status, output)

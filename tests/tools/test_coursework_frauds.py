@@ -94,6 +94,21 @@ class TestAssembler(unittest.TestCase):
             self.assertEqual(("compile", "file not found: ../solutions/02.1.o"), (verdict.how, verdict.text))
 
 
+class TestLinker(unittest.TestCase):
+    def test_the_errors_of_each_one_are_a_tasks(self):
+        own = mock.Mock(spec=grader.Grader, messages=lambda pattern, output: [])
+        own.in_submission = lambda task, verdict: verdict
+        forms = {"mold: error: undefined symbol: first(int)\n>>> referenced by a.cpp": "undefined symbol: first(int)",
+                 "ld.lld: error: undefined symbol: first(int)": "undefined symbol: first(int)",
+                 "mold: error: duplicate symbol: a.o: b.o: first(int)": "duplicate symbol: a.o: b.o: first(int)",
+                 "a.cpp:(.text+0xa): undefined reference to `first(int)'": "undefined reference to `first(int)'",
+                 "b.o: multiple definition of `first(int)'": "b.o: multiple definition of `first(int)'"}
+        for said, expected in forms.items():
+            verdict = grader.Grader.does_not_compile(own, tasks.Task(**{**ROW, "symbols": ("first",)}),
+                                                     f"FAILED: b\n{said}\ncollect2: error: ld returned 1 exit status\n")
+            self.assertEqual(("compile", expected), (verdict.how, verdict.text))
+
+
 class TestTime(Folder):
     """Texts that would hold up the whole class."""
 

@@ -184,6 +184,16 @@ class TestPredict(unittest.TestCase):
         self.assert_refused(("--json", "/no/such/folder/a.json", *SMALL), "/no/such/folder")
         self.assert_refused(("--model", "none"), "none")
 
+    def test_what_is_no_profile_is_refused_in_one_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "mad.json"
+            os.mkfifo(path)
+            self.assert_refused(("--devices", f"sim:{path}x2"), "no profile", "not a regular file")
+            path.unlink()
+            for text in (100000 * "[", "[]", "{}", 5000 * "1", '{"operations": [], "links": 1}'):
+                path.write_text(text)
+                self.assert_refused(("--devices", f"sim:{path}x2", *SMALL), "no profile", "mad.json")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -194,10 +194,29 @@ class TestRows(unittest.TestCase):
             self.assertEqual({("along pipeline", "along pipeline")}, {(bar.name, bar.kind) for bar in received})
             self.assertEqual([(bar.begin, bar.end) for bar in sent], [(bar.begin, bar.end) for bar in received])
             self.assertEqual((4, 0), (len(sent), sum(bar.takes for bar in received)))
+            bars = plan.bars()
+            copies = {bar.kind for row in rows.values() for bar in row if bar.name.startswith("receive ")}
+            self.assertEqual({MESSAGES}, copies)
             for i, message in enumerate(sent):
                 [made], [used] = ([bar for bar in rows[f"device {stage} compute"] if bar.name == f"F{i}"] for stage in (0, 1))
                 self.assertLessEqual(made.end, message.begin)
                 self.assertLessEqual(message.end, used.begin)
+
+    def test_an_arrow_leads_from_a_stages_send_to_its_receive(self):
+        for mesh, devices in (("pipeline=3", 3), ("pipeline=2,data=2", 4)):
+            plan = plan_of("07", "--mesh", mesh, "--accumulate", "3", devices=devices)
+            bars, rows = plan.bars(), {row.name: row.bars for row in plan.rows}
+            stages = range(int(mesh.removeprefix("pipeline=")[0]))
+            names = sorted({int(row.split()[1]) for row in rows if row.endswith("compute")})  # the stages' first ranks
+            self.assertEqual(len(stages), len(names))
+            for lane, ways in (("activations", zip(names, names[1:])), ("gradients", zip(names[1:], names))):
+                for sender, receiver in ways:
+                    sends, receives = ([bar for bar in rows[f"device {stage} {lane}"] if operation in bar.text]
+                                       for stage, operation in ((sender, "send"), (receiver, "receive")))
+                    self.assertEqual(3, len(sends))
+                    for send, receive in zip(sends, receives, strict=True):
+                        self.assertIn(bars.index(send), receive.after)
+                        self.assertEqual((send.begin, send.end), (receive.begin, receive.end))
 
     def test_times_can_be_a_profiles(self):
         plan = step_plan.planned(step_plan.Asked("04-ddp", 2, ROOT / "tools/profiles/h100.json",

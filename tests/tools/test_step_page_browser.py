@@ -88,6 +88,13 @@ class TestInABrowser(unittest.TestCase):
         self.assertRegex(window.text("#told"), r"^compute: forward of conv2: conv2d, .*\. Comes after: gather conv2: "
                                                r"all_gather; [\d.]+ [KM]iB sent on communication\.$")
 
+    def test_an_arrow_comes_from_a_send_that_begins_with_its_receive(self):
+        words = ("--stage", "07", "--devices", "2", "--mesh", "pipeline=2", "--accumulate", "2")
+        plan, window = plan_of("07", *words[4:], devices=2), self.page(*words)
+        number = next(i for i, bar in enumerate(plan.bars()) if "receive" in bar.text and bar.name == "along pipeline")
+        window.point(f"#plan-{number}")
+        self.assertRegex(window.text("#told"), r"Comes after: the begin of along pipeline: send; [\d.]+ KiB sent on device")
+
     def test_an_arrow_comes_from_the_part_of_a_block_that_is_waited_for(self):
         words = ("--stage", "04", "--model", "resnet18", "--bucket-mb", "5")
         plan, window = plan_of("04", *words[2:]), self.page(*words)

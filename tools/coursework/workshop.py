@@ -14,7 +14,7 @@ from pathlib import Path
 from child_processes import run
 from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
 from coursework.sandbox import COMPILING as LIMITS, View
-from ninja_build import Steps, run_and_say
+from ninja_build import Steps, linking, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -35,7 +35,9 @@ WARNING = re.compile(PLACE + r"warning: (?P<text>.*)$", re.MULTILINE)
 # The line that led into a library's header.
 REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in instantiation .*)$",
                       re.MULTILINE)
-UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*")
+# In the words of binutils' linker, and of mold and LLVM's.
+UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*"
+                       r"|(?:undefined|duplicate) symbol: .*")
 # Where no source is compiled that a student may have written, they need not be there for the compiler.
 SECRET = (SOLUTIONS, tree.HIDDEN)
 # The assembler names no column; its file is that of the lines, or what it reads.
@@ -90,7 +92,7 @@ class Workshop:
         """Runs Meson unless the build is configured for this purpose already: `objects` or
         `grade`."""
         build = self.build(flavour)
-        options = (*COMMON, *FLAVOURS[flavour], f"-Dcoursework={purpose}")
+        options = (*COMMON, *linking(), *FLAVOURS[flavour], f"-Dcoursework={purpose}")
         # A build keeps the compiler and the place that it was made with.
         stamp, here = build / "coursework-options", f"{compiler()} {self.source.resolve()}"
         wanted = "\n".join((*options, self.known_tasks(), here))

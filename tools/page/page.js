@@ -127,8 +127,10 @@ function tell(element) {
     arrow.setAttribute("y1", middle(elementOf(other)));
     arrow.setAttribute("y2", middle(element));
   }
-  const after = before.map((other) => `${bars[other].end > bars[number].begin ? "a part of " : ""}` +
-    `${bars[other].text} on ${facts.rows[bars[other].row].name}`);
+  const partOf = (other) => bars[other].begin === bars[number].begin ? "the begin of "  // a send
+    : bars[other].end > bars[number].begin ? "a part of " : "";
+  const after = before.map((other) => `${partOf(other)}${bars[other].text} on ` +
+    facts.rows[bars[other].row].name);
   find("told").textContent = element.getAttribute("aria-label") +
     (after.length > 0 ? `. Comes after: ${after.join("; ")}.` : ".");
 }

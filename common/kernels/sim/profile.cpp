@@ -15,7 +15,17 @@ namespace {
 
 using nlohmann::json;
 
-int64_t whole_ns(double seconds) { return std::llround(1e9 * seconds); }
+constexpr double kMostSeconds = 1e6;  // of one operation or message: sums of many still fit
+constexpr double kMostBytes = 1e18;   // of a device's memory, likewise
+
+int64_t whole_ns(double seconds) {
+  require(
+      seconds <= kMostSeconds,
+      "simulated devices: one operation or message takes {:g} s, expected at most {:g}; look at "
+      "the profile's seconds and rates",
+      seconds, kMostSeconds);
+  return std::llround(1e9 * seconds);
+}
 
 /// A file's object, and what it is called in errors.
 struct Entry {
@@ -36,6 +46,11 @@ struct Entry {
     require(value.is_number() && value.get<double>() >= least,
             "{}: found {}, expected a number from {:g} on", what, value.dump(), least);
     return value;
+  }
+  int64_t bytes() const {
+    require(number(1) <= kMostBytes, "{}: found {}, expected at most {:g}", what, value.dump(),
+            kMostBytes);
+    return int64_t(number(1));
   }
 };
 
@@ -91,7 +106,7 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
   Profile profile{.name = path.stem(),
                   .device = all.at("device").text(),
                   .source = all.at("source").text(),
-                  .memory_bytes = int64_t(all.at("memory_bytes").number(1)),
+                  .memory_bytes = all.at("memory_bytes").bytes(),
                   .operations = {},
                   .crowded = {},
                   .launch_ns = whole_ns(all.at("launch_seconds").number(0)),

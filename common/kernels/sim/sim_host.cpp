@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/core/error.h"
 #include "common/core/host.h"
 #include "common/core/real.h"
 
@@ -11,8 +12,17 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kSmall = 65536;
+constexpr int64_t kLongestRun = 1'000'000'000'000'000'000;  // ns: 32 years
 
 }  // namespace
+
+int64_t SimHost::counted(int64_t ns) {
+  require(ns <= kLongestRun,
+          "simulated devices: the run takes more than {:g} s, which no clock counts here; look at "
+          "the profile's seconds and rates, or give fewer steps",
+          1e-9 * double(kLongestRun));
+  return ns;
+}
 
 void* SimHost::allocate(size_t bytes, const Device& device) {
   void* memory = nullptr;

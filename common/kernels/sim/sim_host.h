@@ -16,8 +16,10 @@ class SimHost {
  public:
   // --- The clock ---------------------------------------------------------------------------------
   int64_t now() const { return now_; }
+  /// The same time. Throws BadInput if it is so late that later ones may not fit into 63 bits.
+  static int64_t counted(int64_t ns);
   /// The host works for so long.
-  void work(int64_t ns) { now_ += ns; }
+  void work(int64_t ns) { now_ = counted(now_ + ns); }
   /// The host has waited for something that comes at that time.
   void wait_until(int64_t ns) { now_ = now_ > ns ? now_ : ns; }
 

@@ -43,7 +43,7 @@ void SimStream::enqueue(const char* op, int64_t ns, int64_t sent_bytes) {
 void SimStream::place(const Operation& operation) {
   const int64_t begin = next_begin();
   if (begin > free_at_) busy_since_ = begin;
-  free_at_ = begin + operation.ns;
+  free_at_ = SimHost::counted(begin + operation.ns);
   if (tracing_) {
     spans_.push_back({operation.op, operation.scope, begin, free_at_, host_.now(),
                       operation.sent_bytes, std::exchange(awaited_, {})});
@@ -74,7 +74,7 @@ void SimStream::wait(const Event& event) {
 
 void SimStream::wait_until(int64_t ns) {
   if (ns <= free_at_) return;
-  free_at_ = busy_since_ = ns;
+  free_at_ = busy_since_ = SimHost::counted(ns);
 }
 
 int64_t SimStream::operation_ns(const char* op, double flops, double bytes) const {
