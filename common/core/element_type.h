@@ -32,7 +32,7 @@ inline constexpr ElementType kTypeOf<Fp16> = ElementType::fp16;
 /// Calls work(T()) with the type of a layer's numbers: Real, Bf16 or Fp16. The build of the proofs
 /// computes in float64 alone.
 template <class Work>
-auto with_numbers(ElementType type, Work work) {
+auto with_numbers([[maybe_unused]] ElementType type, Work work) {
 #ifndef LOCKSTEP_DOUBLE
   if (type == ElementType::bf16) return work(Bf16());
   if (type == ElementType::fp16) return work(Fp16());

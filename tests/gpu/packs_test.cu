@@ -57,8 +57,8 @@ void check(const char* name, int64_t n, int64_t x, int64_t y, const Body& body) 
 
 /// Rows of `features` numbers of which y begins `rows` and a bias `bias` elements after a place
 /// where packs of both may begin.
-void check_rows(int64_t features, int64_t rows, int64_t bias, const bodies::AddBias& body) {
-  constexpr int kSize = cuda::kPackSize<bodies::AddBias>;
+void check_rows(int64_t features, int64_t rows, int64_t bias, const bodies::AddBias<float>& body) {
+  constexpr int kSize = cuda::kPackSize<bodies::AddBias<float>>;
   const bool found = cuda::rows_are_packs<kSize>(3, features, body);
   const bool expected = features % kSize == 0 && rows % kSize == 0 && bias % kSize == 0;
   char where[64];
@@ -74,8 +74,8 @@ int main() {
   for (int64_t n = 0; n <= 70; ++n) {
     for (int64_t x = 0; x < 17; ++x) {
       for (int64_t y = 0; y < 17; ++y) {
-        check("Add", n, x, y, bodies::Add{wide + x, more + y});
-        check("NormalizeImage", n, x, y, bodies::NormalizeImage{bytes + x, 0, 1, wide + y});
+        check("Add", n, x, y, bodies::Add<float, float>{wide + x, more + y});
+        check("NormalizeImage", n, x, y, bodies::NormalizeImage<float>{bytes + x, 0, 1, wide + y});
       }
     }
   }

@@ -54,7 +54,9 @@ WIDE = {
     "each_kernel<ScaleLoss>": (1, 1),
     "each_kernel<Unscale>": (1, 1),
     "each_kernel<Narrow<Bf16> >": (2, 1),  # eight numbers
+    "each_kernel<Narrow<Fp16> >": (2, 1),
     "each_kernel<Widen<Bf16> >": (1, 2),
+    "each_kernel<Widen<Fp16> >": (1, 2),
     "each_kernel<NormalizeImage<float> >": (1, 4),  # 16 pixels
     "each_kernel<Relu<float> >": (1, 1),
     "each_kernel<ReluBackward<float> >": (2, 1),
