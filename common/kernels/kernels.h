@@ -180,8 +180,7 @@ class Kernels {
                        const Tensor& x) = 0;
   /// At the end of a step: half the scale if the step is skipped; twice the scale after
   /// `growth_interval` steps, one after another, that were not.
-  virtual void update_scale(Stream, const StepStateTensor& state, int64_t growth_interval,
-                            const HealthTensor& health) = 0;
+  virtual void update_scale(Stream, int64_t growth_interval, const HealthTensor& health) = 0;
   /// x[0] becomes NaN once `health` has failed, else it stays: a number that ranks add up then
   /// tells all of them.
   virtual void poison(Stream, const HealthTensor& health, const Tensor& x) = 0;

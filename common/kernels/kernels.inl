@@ -376,10 +376,8 @@ class BodyKernels : public Kernels {
                           bodies::FindOverflow{state.on(s), x.on(s), health.on(s)});
   }
 
-  void update_scale(Stream s, const StepStateTensor& state, int64_t growth_interval,
-                    const HealthTensor& health) override {
-    Launch::for_each(s, "update_scale", 1,
-                     bodies::UpdateScale{state.on(s), growth_interval, health.on(s)});
+  void update_scale(Stream s, int64_t growth_interval, const HealthTensor& health) override {
+    Launch::for_each(s, "update_scale", 1, bodies::UpdateScale{growth_interval, health.on(s)});
   }
 
   void poison(Stream s, const HealthTensor& health, const Tensor& x) override {

@@ -28,10 +28,11 @@ struct Health {
   // step is skipped, and nothing has failed.
   Real scale = 1;             // of the loss
   int64_t good_steps = 0;     // since the scale last changed
+  int64_t skips = 0;          // 1: in this step an update changes nothing
   int64_t skipped_step = -1;  // the last one
   int64_t skipped = 0;        // so many steps
 
-  LOCKSTEP_BODY bool updates(int64_t step) const { return failed_step < 0 && skipped_step != step; }
+  LOCKSTEP_BODY bool updates() const { return failed_step < 0 && skips == 0; }
 };
 
 /// Identifies the random numbers of one dropout layer: they depend on the seed, the layer's name,

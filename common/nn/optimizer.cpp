@@ -147,7 +147,7 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss) const {
     kernels.adam_count(stream_, state, health_, marks_.marks(), adam(), steps_, factors_);
   }
   for (size_t range = 0; range < ranges_.size(); ++range) update(state, range);
-  if (scales_loss()) kernels.update_scale(stream_, state, rule_.growth_interval, health_);
+  if (scales_loss()) kernels.update_scale(stream_, rule_.growth_interval, health_);
   round();
 }
 

@@ -334,7 +334,7 @@ TEST_CASE("scale_loss, unscale, update_scale: there and back, and a step that is
               run.ops.unscale(run.stream, state, health, dx);
               if (step != 2) run.result("unscaled", dx, kEqual);
               run.result(health);
-              run.ops.update_scale(run.stream, state, /*growth_interval=*/2, health);
+              run.ops.update_scale(run.stream, /*growth_interval=*/2, health);
               run.result(health);
             }
           },

@@ -50,7 +50,7 @@ struct AdamCount {
         steps(steps),
         factors(factors) {}
 
-  LOCKSTEP_BODY bool enabled() const { return health->updates(state->step); }
+  LOCKSTEP_BODY bool enabled() const { return health->updates(); }
   LOCKSTEP_BODY void operator()(int64_t p) const {
     if (!(marks[p] > 0)) return;
     const Real t = Real(++steps[p]);
@@ -90,7 +90,7 @@ struct AdamUpdate : AdamStep {  // without rate and root
 
   /// False in a skipped step, and once training has failed: the weights stay as the last good step
   /// left them.
-  LOCKSTEP_BODY bool enabled() const { return health->updates(state->step); }
+  LOCKSTEP_BODY bool enabled() const { return health->updates(); }
   LOCKSTEP_BODY AdamStep prepared(int64_t parameter) const {
     AdamStep ready = *this;
     ready.shrink = 1 - state->learning_rate * decoupled_decay;

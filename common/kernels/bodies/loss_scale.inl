@@ -29,17 +29,19 @@ struct FindOverflow {
   Health* health;
   using Arrays = Members<&FindOverflow::x>;
   LOCKSTEP_BODY bool found(int64_t i) const { return !(x[i] - x[i] == 0); }  // NaN, inf: NaN
-  LOCKSTEP_BODY void report() const { health->skipped_step = state->step; }
+  LOCKSTEP_BODY void report() const {
+    health->skips = 1;
+    health->skipped_step = state->step;
+  }
 };
 
 /// One call.
 struct UpdateScale {
-  const StepState* state;
   int64_t growth_interval;
   Health* health;
   LOCKSTEP_BODY void operator()(int64_t /*i*/) const {
     Health now = *health;  // read at once: no load waits for a decision
-    const bool skipped = now.skipped_step == state->step;
+    const bool skipped = now.skips == 1;
     const Real twice = 2 * now.scale;
     now.good_steps = skipped ? 0 : now.good_steps + 1;
     now.skipped += skipped ? 1 : 0;
@@ -48,6 +50,7 @@ struct UpdateScale {
       now.good_steps = 0;
       if (twice - twice == 0) now.scale = twice;  // not infinite
     }
+    now.skips = 0;
     *health = now;
   }
 };

@@ -81,7 +81,7 @@ struct SgdUpdate {
                          Members<&SgdUpdate::gradient, &SgdUpdate::weight>>;
   /// False in a skipped step, and once training has failed: the weights stay as the last good step
   /// left them.
-  LOCKSTEP_BODY bool enabled() const { return health->updates(state->step); }
+  LOCKSTEP_BODY bool enabled() const { return health->updates(); }
   LOCKSTEP_BODY void operator()(int64_t i) const {
     // [task 01.1] SGD with momentum
     Real direction = gradient[i] + rule.weight_decay * weight[i];

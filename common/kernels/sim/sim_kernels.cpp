@@ -224,9 +224,8 @@ class SimKernels final : public Kernels {
     pass(s, "unscale", health, x, x);
     pass(s, "find_overflow", state, x, health);
   }
-  void update_scale(Stream s, const StepStateTensor& state, int64_t,
-                    const HealthTensor& health) override {
-    pass(s, "update_scale", state, health, health);
+  void update_scale(Stream s, int64_t, const HealthTensor& health) override {
+    pass(s, "update_scale", health, health);
   }
   void poison(Stream s, const HealthTensor& health, const Tensor& x) override {
     pass(s, "poison", health, x);

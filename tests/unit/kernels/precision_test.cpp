@@ -277,7 +277,7 @@ TEST_CASE("The scale follows GradScaler's rule, step for step", "[kernels][sixte
     d.kernels().unscale(d.stream, state, health, gradient);
     if (!overflow) CHECK(gradient.to_host()[0] * health.to_host()[0].scale == 2048);
     const bool skipped = health.to_host()[0].skipped_step == number;
-    d.kernels().update_scale(d.stream, state, /*growth_interval=*/3, health);
+    d.kernels().update_scale(d.stream, /*growth_interval=*/3, health);
     return skipped;
   };
   // torch.amp.GradScaler(init_scale=1024, growth_interval=3): its scale and growth tracker.
