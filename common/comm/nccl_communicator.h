@@ -18,11 +18,12 @@ std::string nccl_availability();
 std::string nccl_unique_id();
 
 /// Rank `rank` of `world_size`, on a GPU that no other rank uses. Returns when all ranks have
-/// called it with the same id. A call waits on the GPU for the other ranks. The host, while it
-/// waits for a stream of the device, ends the call with PeerLost: at once if NCCL finds a rank
-/// gone, else after `timeout_seconds` of silence. Only the thread that made the communicator may
-/// call and wait. Throws BadInput for what is no id, PeerLost if the others have not come within
-/// `timeout_seconds`, EnvironmentError if there is no NCCL. Must be destroyed before the device.
+/// called it with the same id. A call may wait for the other ranks, on the host as well as on the
+/// GPU. A thread watches, and ends the process by a PeerLost that nobody catches: at once if NCCL
+/// finds a rank gone, else after `timeout_seconds` of silence, here, too (nccl_watcher.h). A call
+/// that NCCL refuses throws PeerLost. Only the thread that made the communicator may call. Throws
+/// BadInput for what is no id, EnvironmentError if there is no NCCL. Must be destroyed before the
+/// device.
 std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
                                              const std::string& id, double timeout_seconds);
 

@@ -46,6 +46,8 @@ class TimedEvent {
  public:
   bool done() const { return event_.done(); }
   void synchronize() const { event_.synchronize(); }
+  /// The same point without its time, for other streams to wait for.
+  const Event& event() const { return event_; }
   /// Seconds from an earlier event of the same stream to this one, by the device's clock; negative
   /// for a later one. Blocks until both have come. Throws BadInput for events of two streams.
   double seconds_since(const TimedEvent& earlier) const;

@@ -1,11 +1,18 @@
-// NCCL's ranks that fail, and ranks that do not come.
+// NCCL's ranks that fail, ranks that do not come, and what it costs to watch for that.
 
-#include <filesystem>
+#include <dlfcn.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <latch>
 
 #include "common/core/stream_backend.h"
+#include "common/launch/flight_table.h"
+#include "common/system/flight_recorder.h"
 #include "tests/gpu/nccl_test_support.h"
 #include "tests/support/data_test_files.h"
-#include "tests/support/stage.h"
 
 namespace lockstep {
 namespace {
@@ -21,6 +28,18 @@ using testing::Ranks;
 using testing::ScopedEnvironment;
 using testing::seconds_since;
 using Floats = BasicTensor<float>;
+
+/// A variable that a hidden case got.
+int number_in(const char* variable) { return std::atoi(std::getenv(variable)); }
+
+/// NCCL's calls block, or it continues in the background: what is seen of a lost rank is the same.
+const std::vector<std::pair<std::string, std::string>> kBothWays{{"NCCL_COMM_BLOCKING", "1"},
+                                                                 {"NCCL_COMM_BLOCKING", "0"}};
+
+/// Of these, for what takes seconds.
+std::vector<std::pair<std::string, std::string>> ways() {
+  return testing::full_campaign() ? kBothWays : std::vector{kBothWays[0]};
+}
 
 /// A rank alone, with five numbers.
 struct LoneRank {
@@ -41,55 +60,57 @@ TEST_CASE("With NCCL what is no id of a group is refused", "[cuda][comm]") {
   CHECK_THAT(text, ContainsSubstring("has 128 bytes, found 2: all ranks take what"));
 }
 
+TEST_CASE("A rank whose group nobody else comes to", "[.never-comes]") {
+  report_uncaught_errors();
+  nccl_rank(0, number_in("RANKS"), nccl_unique_id(), 0.3);
+}
+
 TEST_CASE("With NCCL a rank that never comes is missed at the deadline, by name",
           "[cuda][comm][row61]") {
   LOCKSTEP_NEEDS_NCCL(2);
-  const auto begin = Clock::now();
-  const auto rank_0_of = [](int world_size) {
-    return message_of<PeerLost>([&] { nccl_rank(0, world_size, nccl_unique_id(), 0.3); });
-  };
-  const std::string of_two = rank_0_of(2);
-  INFO(of_two);
-  CHECK(seconds_since(begin) < testing::kSoon);
-  CHECK_THAT(of_two, ContainsSubstring("rank 0 (cuda:0) not ready within 0.3 s: rank 1 did not "
-                                       "come, or the ranks do not reach each other; "));
-  CHECK_THAT(rank_0_of(4), ContainsSubstring(": one of the other 3 ranks did not come, or"));
-  CHECK(run_nccl_ranks(2, [](Ranks& ranks, int me) {  // others can follow
-          const Floats x = numbered<float>(ranks, 5, 1)[me];
-          ranks.comms[me]->all_reduce(ranks.streams[me], x);
-          require_numbers(x, std::vector<float>(5, 3));
-        }) == no_errors(2));
+  for (const auto& way : kBothWays) {
+    const auto begin = Clock::now();
+    check_lost(run_hidden("[.never-comes]", {way, {"RANKS", "2"}}),
+               "ncclCommInitRankConfig: rank 0 (cuda:0) not ready within 0.3 s: rank 1 did not "
+               "come, or the ranks do not reach each other; NCCL_DEBUG=INFO shows where they stop");
+    CHECK(seconds_since(begin) < 30);
+  }
+  check_lost(run_hidden("[.never-comes]", {{"RANKS", "4"}}),
+             ": one of the other 3 ranks did not come, or");
+}
+
+TEST_CASE("Ranks of which NCCL never sees one", "[.never-seen]") {
+  report_uncaught_errors();
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommInitRankConfig:7:2:async");
+  const auto nothing = [](Ranks&, int) {};
+  run_nccl_ranks(2, nothing, 0.1);
 }
 
 TEST_CASE("A rank that NCCL never sees ends all at the deadline", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
-  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommInitRankConfig:7:2:async");
-  const auto begin = Clock::now();
-  const auto nothing = [](Ranks&, int) {};
-  for (const std::string& error : run_nccl_ranks(2, nothing, 0.1)) {
-    CHECK_THAT(error, ContainsSubstring("not ready within 0.1 s: rank "));
-  }
-  CHECK(seconds_since(begin) < 5);
+  check_lost(run_hidden("[.never-seen]"), "not ready within 0.1 s: rank ");
+}
+
+TEST_CASE("A rank that NCCL does not get to an end", "[.never-ends]") {
+  report_uncaught_errors();
+  LoneRank rank(1);
+  rank.all_reduce();
+  CHECK(rank.x.to_host() == std::vector<float>(5, 1));
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:7:1:async");
+  rank.ranks.comms[0].reset();
 }
 
 TEST_CASE("A rank of NCCL's goes even where NCCL does not get to an end", "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(1);
   LOCKSTEP_NEEDS_THE_MODEL();
-  LoneRank slow(1), refused;
-  for (const LoneRank* rank : {&slow, &refused}) rank->all_reduce();
-  {
-    const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:7:1:async");
-    const auto begin = Clock::now();
-    slow.ranks.comms[0].reset();
-    CHECK(seconds_since(begin) >= 1);
-    CHECK(seconds_since(begin) < 5);
-  }
+  check_lost(run_hidden("[.never-ends]"),
+             "ncclCommFinalize: rank 0 (cuda:0) not ready within 1 s: the ranks do not reach");
+  LoneRank refused;
+  refused.all_reduce();
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclCommFinalize:3:1");
   refused.ranks.comms[0].reset();
-  for (const LoneRank* rank : {&slow, &refused}) {
-    CHECK(rank->x.to_host() == std::vector<float>(5, 1));
-  }
+  CHECK(refused.x.to_host() == std::vector<float>(5, 1));
 }
 
 // --- Calls ---------------------------------------------------------------------------------------
@@ -127,32 +148,69 @@ TEST_CASE("A call that NCCL refuses breaks the rank with NCCL's words", "[cuda][
              ContainsSubstring("ncclGetUniqueId: unhandled system error"));
 }
 
-TEST_CASE("What NCCL's host asks the GPU for errors does not grow with the calls in flight",
+/// How often this thread has called a function of the model's, as it counts them.
+long calls_of(const char* function) {
+  using Count = long(const char*);
+  static void* const runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
+  static auto* const count = reinterpret_cast<Count*>(dlsym(runtime, "cuda_model_calls"));
+  return count(function);
+}
+
+/// What `messages` all-reduces cost the host: its calls of each of these functions.
+std::vector<long> cost_of(const LoneRank& rank, int messages) {
+  const std::vector<const char*> functions{
+      "thread",        "cudaEventRecord", "cudaEventQuery",       "cudaEventSynchronize",
+      "ncclAllReduce", "ncclGroupEnd",    "ncclCommGetAsyncError"};
+  std::vector<long> cost;
+  for (const char* function : functions) cost.push_back(-calls_of(function));
+  for (int i = 0; i < messages; ++i) rank.all_reduce();
+  for (size_t i = 0; i < functions.size(); ++i) cost[i] += calls_of(functions[i]);
+  return cost;
+}
+
+TEST_CASE("A message of NCCL's costs its host two events, or four with times, and no question",
           "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(1);
   LOCKSTEP_NEEDS_THE_MODEL();
-  const LoneRank rank;
-  rank.all_reduce();
-  rank.stream.synchronize();
-  constexpr int kCalls = 40, kQuestions = 5;  // for each: asking all would take about 40
-  testing::Gate gate;
-  rank.stream.backend().host_task("gate", [&] { gate.pass(); });
-  {
-    const ScopedEnvironment fault("CUDA_MODEL_FAULT",
-                                  fmt::format("cudaEventQuery:719:{}", kCalls * kQuestions));
-    CHECK_NOTHROW([&] {
-      for (int i = 0; i < kCalls; ++i) rank.all_reduce();
-    }());
+  constexpr long kFew = 30;
+  for (const bool recorded : {false, true}) {
+    const LoneRank rank;
+    const auto recorder = std::make_shared<FlightRecorder>(0, 1, 0, "");
+    if (recorded) rank.ranks.comms[0]->record_in({.recorder = recorder});
+    rank.all_reduce();
+    rank.stream.synchronize();
+    testing::Gate gate;  // no message ends meanwhile
+    rank.stream.backend().host_task("gate", [&] { gate.pass(); });
+    const long events = recorded ? 4 : 2;
+    const std::vector<long> few = cost_of(rank, kFew), more = cost_of(rank, kFew);
+    gate.open();
+    INFO(fmt::format("{}; {}", fmt::join(few, " "), fmt::join(more, " ")));
+    CHECK(few == std::vector<long>{0, events * kFew, 0, 0, kFew, kFew, 0});
+    // From the 33rd on, a question for each: whether the oldest has ended, and if recorded, begun.
+    CHECK(more[0] == 0);
+    CHECK(more[2] <= (recorded ? 2 : 1) * kFew);
+    CHECK(more[6] == 0);
+    rank.stream.synchronize();
   }
-  gate.open();
-  CHECK_NOTHROW(rank.stream.synchronize());
+}
+
+TEST_CASE("A message of NCCL's starts a thread where its communicator does not block",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const ScopedEnvironment way("NCCL_COMM_BLOCKING", "0");
+  const LoneRank rank;
+  const std::vector<long> cost = cost_of(rank, 30);
+  CHECK(cost[0] == 30);
+  CHECK(cost[6] >= 30);
+  CHECK(rank.x.to_host() == std::vector<float>(5, 1));
 }
 
 TEST_CASE("A rank whose stream failed says so at once, with the call and the GPU's words",
           "[cuda][comm]") {
   LOCKSTEP_NEEDS_NCCL(1);
   LOCKSTEP_NEEDS_THE_MODEL();
-  for (const bool before : {true, false}) {
+  for (const bool before : {true, false}) {  // the first call
     const LoneRank rank;
     const auto fail_stream = [&] {
       const ScopedEnvironment fault("CUDA_MODEL_FAULT",  // the first call in either case
@@ -168,193 +226,239 @@ TEST_CASE("A rank whose stream failed says so at once, with the call and the GPU
     });
     INFO(text);
     CHECK(seconds_since(begin) < 5);
-    CHECK_THAT(text, StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): rank 0 (cuda:0) "
-                                "failed: ") &&
-                         ContainsSubstring("cudaErrorLaunchFailure"));
+    CHECK_THAT(text,
+               StartsWith(fmt::format("rank 0: collective {} (all_reduce of 5 f32, sum): rank 0 "
+                                      "(cuda:0) failed: ",
+                                      before ? 1 : 2)) &&
+                   ContainsSubstring("cudaErrorLaunchFailure"));
   }
 }
 
 // --- Other ranks ---------------------------------------------------------------------------------
 
-TEST_CASE("With NCCL a rank that is found gone ends the others at once, silence later",
+constexpr const char* kFirst = "error: rank 0: collective 1 (all_reduce of 5 f32, sum): ";
+
+/// Two ranks, of which rank 0 waits for two seconds, and rank 1 does something else.
+void run_beside(const std::function<void(Ranks&, const Floats&)>& rank_0,
+                const std::function<void(Ranks&, const Floats&)>& rank_1,
+                const DeviceOptions& options = {}) {
+  const std::string id = nccl_unique_id();
+  std::latch both(2);  // to open a device takes its time
+  testing::run_ranks(2, [&](int me) noexcept {
+    Ranks ranks({kCuda, me}, me, 2, options, [&](Device& device) {
+      both.arrive_and_wait();
+      return make_nccl_rank(device, me, 2, id, me == 0 ? 2 : testing::kLong);
+    });
+    (me == 0 ? rank_0 : rank_1)(ranks, numbered<float>(ranks, 5, 1)[me]);
+  });
+}
+
+void all_reduce_and_wait(Ranks& ranks, const Floats& x) {
+  ranks.comms[0]->all_reduce(ranks.streams[0], x);
+  ranks.streams[0].synchronize();
+}
+
+TEST_CASE("A rank that makes one call and no second one", "[.silent]") {
+  report_uncaught_errors();
+  const auto recorder = std::make_shared<FlightRecorder>(0, 2, 0, std::getenv("FLIGHT_FILE"));
+  const auto two_calls = [&](Ranks& ranks, const Floats& x) {
+    ranks.comms[0]->record_in({.recorder = recorder});
+    for (int call = 0; call < 2; ++call) ranks.comms[0]->all_reduce(ranks.streams[0], x);
+  };
+  run_beside(two_calls, [](Ranks& ranks, const Floats& x) {
+    ranks.comms[1]->all_reduce(ranks.streams[1], x);
+    wait_for_the_end();
+  });
+}
+
+TEST_CASE("A rank whose stream does not come to its call", "[.stuck]") {
+  report_uncaught_errors();
+  testing::Gate gate;
+  run_beside(all_reduce_and_wait, [&](Ranks& ranks, const Floats& x) {
+    ranks.streams[1].backend().host_task("gate", [&] { gate.pass(); });
+    ranks.comms[1]->all_reduce(ranks.streams[1], x);
+    wait_for_the_end();
+  });
+}
+
+TEST_CASE("With NCCL a rank that is silent is named at the deadline, on the host and on the GPU",
+          "[cuda][comm][flight][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  for (const auto& way : kBothWays) {
+    const testing::TempDir folder;
+    check_lost(run_hidden("[.silent]", {way, {"FLIGHT_FILE", folder / "flight"}}),
+               "error: rank 0: collective 2 (all_reduce of 5 f32, sum): ncclGroupEnd: rank 0 "
+               "(cuda:0) not ready within 2 s: rank 1 did not come");
+    const FlightLog log = read_flight_files(folder / "flight").at(0).log;
+    REQUIRE(log.entries.size() == 2);  // for the launcher's table
+    CHECK(log.entries[0].completed_ns > 0);
+    CHECK(log.entries[1].completed_ns == 0);
+    CHECK(log.gave_up_ns > 0);
+    check_lost(run_hidden("[.stuck]", {way}),
+               std::string(kFirst) + "no answer from rank 1 within 2 s");
+  }
+}
+
+TEST_CASE("A rank that dies within its call, the second one of all", "[.dies-in-call]") {
+  report_uncaught_errors();
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", std::getenv("DIES"));
+  run_beside(all_reduce_and_wait, [](Ranks& ranks, const Floats& x) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    ranks.comms[1]->all_reduce(ranks.streams[1], x);
+    wait_for_the_end();
+  });
+}
+
+TEST_CASE("With NCCL a rank that dies within a call is named, and ends the one that waits in it",
           "[cuda][comm][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
-  // NCCL tells one of the two that its peer is gone; from then on that one is gone for the other.
-  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:3:async");
-  const auto begin = Clock::now();
-  std::vector<std::string> errors = run_nccl_ranks(
-      2,
-      [](Ranks& ranks, int me) {
-        const Floats x = numbered<float>(ranks, 5, 1)[me];
-        const std::string first = message_of<PeerLost>([&] {
-          ranks.comms[me]->all_reduce(ranks.streams[me], x);
-          ranks.streams[me].synchronize();  // both have made it: the third call is a second one
-          ranks.comms[me]->all_reduce(ranks.streams[me], x);
-          const Stream behind = ranks.devices[me]->create_stream("behind");  // as an optimizer's
-          behind.wait(ranks.streams[me].record());
-          behind.synchronize();
-        });
-        const std::string next =
-            message_of<PeerLost>([&] { ranks.comms[me]->barrier(ranks.streams[me]); });
-        if (next != first) fail<BadInput>("first {}, then {}", first, next);
-        throw PeerLost(first);
-      },
-      1);
-  CHECK(seconds_since(begin) < 10);
-  std::sort(errors.begin(), errors.end(), [](const std::string& a, const std::string& b) {
-    return a.find("remote process exited") < b.find("remote process exited");
-  });
-  INFO(errors[0] << "\n" << errors[1]);
-  const std::string call = "collective 2 (all_reduce of 5 f32, sum): ";
-  CHECK_THAT(errors[0], ContainsSubstring(call) && ContainsSubstring("remote process exited"));
-  CHECK_THAT(errors[1],
-             ContainsSubstring(call + "no answer from rank ") && ContainsSubstring(" within 1 s"));
+  const std::pair<std::string, std::string> silent{"DIES", "ncclGroupEnd:7:2"};
+  for (const auto& way : ways()) {
+    check_lost(run_hidden("[.dies-in-call]", {way, silent}),
+               std::string(kFirst) +
+                   "ncclGroupEnd: rank 0 (cuda:0) not ready within 2 s: rank 1 did not come");
+  }
 }
 
-/// Rank 0 makes `calls` on its stream, of which a send to rank 1 is one; rank 1 receives nothing
-/// until rank 0 has given up, or far too late. What rank 0 threw.
-std::string error_beside_silence(
-    const std::function<void(Communicator&, Stream, const Floats&)>& calls,
-    const DeviceOptions& options = {}) {
-  std::atomic<bool> over = false;
-  const auto run = [&](Ranks& ranks, int me) {
+TEST_CASE("A rank that NCCL finds gone, in the background", "[.found-gone]") {
+  report_uncaught_errors();
+  // NCCL tells one of the two that its peer is gone; no deadline comes.
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclAllReduce:6:3:async");
+  run_nccl_ranks(2, [](Ranks& ranks, int me) noexcept {
     const Floats x = numbered<float>(ranks, 5, 1)[me];
-    if (me == 0) {
-      const std::string text = message_of<PeerLost>([&] {
-        calls(*ranks.comms[0], ranks.streams[0], x);
-        ranks.streams[0].synchronize();
-      });
-      over = true;
-      throw PeerLost(text);
+    for (int call = 0; call < 2; ++call) {  // the third call is a second one
+      ranks.comms[me]->all_reduce(ranks.streams[me], x);
+      const Stream behind = ranks.devices[me]->create_stream("behind");  // as an optimizer's
+      behind.wait(ranks.streams[me].record());
+      behind.synchronize();
     }
+  });
+}
+
+TEST_CASE("With NCCL a rank that is found gone ends the others at once", "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  for (const auto& way : kBothWays) {
     const auto begin = Clock::now();
-    while (!over && seconds_since(begin) < testing::kSoon) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const testing::ProcessResult ended = run_hidden("[.found-gone]", {way});
+    CHECK(seconds_since(begin) < testing::kLong / 2);
+    check_lost(ended, ": collective 2 (all_reduce of 5 f32, sum): rank ");
+    CHECK_THAT(ended.err, ContainsSubstring("remote process exited"));
+  }
+  // Within a call NCCL says it itself.
+  const LoneRank rank;
+  const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclGroupEnd:6:1");
+  CHECK_THAT(message_of<PeerLost>([&] { rank.all_reduce(); }),
+             StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): rank 0 (cuda:0): "
+                        "ncclGroupEnd: remote process exited"));
+}
+
+TEST_CASE("With NCCL a rank that is late, by less than the deadline each time, is waited for",
+          "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  const auto late = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1500)); };
+  for (const auto& [variable, blocking] : ways()) {
+    const ScopedEnvironment way(variable, blocking);
+    CHECK(run_nccl_ranks(
+              2,
+              [&](Ranks& ranks, int me) {
+                const Floats x = numbered<float>(ranks, 5, 1)[me];
+                for (const bool host : {true, false, true}) {
+                  if (me == 1 && host) late();
+                  if (me == 1 && !host) ranks.streams[1].backend().host_task("late", late);
+                  ranks.comms[me]->all_reduce(ranks.streams[me], x);
+                }
+                require_numbers(x, std::vector<float>(5, 12));  // 1 + 2, twice doubled
+              },
+              4) == no_errors(2));
+  }
+}
+
+TEST_CASE("A host that is hundreds of calls ahead of a silent rank", "[.ahead]") {
+  report_uncaught_errors();
+  const auto calls = [](Ranks& ranks, const Floats& x) {
+    const Stream stream = ranks.streams[0];
+    for (int i = 0; i < 600; ++i) {
+      ranks.comms[0]->send(stream, x, 1);
+      for (int event = 0; event < number_in("EVENTS"); ++event) stream.record();
     }
-    for (int i = 0; i < 1000 && !over; ++i) ranks.comms[1]->receive(ranks.streams[1], x, 0);
   };
-  return run_nccl_ranks(2, run, 1, options)[0];
+  run_beside(calls, [](Ranks&, const Floats&) { wait_for_the_end(); });
 }
 
 TEST_CASE("With NCCL a host that is hundreds of calls ahead still names the rank that is silent",
           "[cuda][comm][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
-  const std::string expected = "rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 1 s";
-  for (const int events : {0, 2, 20}) {  // of others, beside each call's own
-    CHECK(error_beside_silence([&](Communicator& comm, Stream stream, const Floats& x) {
-            for (int i = 0; i < 600; ++i) {
-              comm.send(stream, x, 1);
-              for (int event = 0; event < events; ++event) stream.record();
-            }
-          }) == expected);
+  for (const char* events : {"0", "20"}) {  // of others, beside each call's own
+    check_lost(run_hidden("[.ahead]", {{"EVENTS", events}}),
+               "error: rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 2 s");
   }
+}
+
+TEST_CASE("A traced host whose peer is silent", "[.traced]") {
+  report_uncaught_errors();
+  // As many operations as a trace keeps before it looks for their times, and less after the send
+  // than the host may be ahead.
+  const auto calls = [](Ranks& ranks, const Floats& x) {
+    const Stream stream = ranks.streams[0];
+    for (int i = 0; i < 3950; ++i) stream.kernels().fill(stream, 0, x);
+    ranks.comms[0]->send(stream, x, 1);
+    for (int i = 0; i < 200; ++i) stream.kernels().fill(stream, 0, x);
+    stream.synchronize();
+  };
+  run_beside(calls, [](Ranks&, const Floats&) { wait_for_the_end(); }, {.trace = true});
+}
+
+TEST_CASE("With NCCL a traced host still names the rank that is silent", "[cuda][comm][row125]") {
+  LOCKSTEP_NEEDS_NCCL(2);
+  LOCKSTEP_NEEDS_THE_MODEL();
+  check_lost(run_hidden("[.traced]"),
+             "error: rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 2 s");
+}
+
+TEST_CASE("A rank whose calls in two groups wait", "[.two-groups]") {
+  report_uncaught_errors();
+  const std::string id = nccl_unique_id();
+  const auto calls = [&](Ranks& ranks, const Floats& x) {
+    const auto second = make_nccl_rank(*ranks.devices[0], 0, 2, id, testing::kLong);
+    const Floats y = numbered<float>(ranks, 5, 1)[0];
+    second->send(ranks.devices[0]->create_stream("other"), y, 1);
+    ranks.comms[0]->send(ranks.streams[0], x, 1);
+    ranks.streams[0].synchronize();
+  };
+  run_beside(calls, [&](Ranks& ranks, const Floats&) {
+    const auto second = make_nccl_rank(*ranks.devices[1], 1, 2, id, testing::kLong);
+    wait_for_the_end();
+  });
 }
 
 TEST_CASE("With NCCL a rank that gives up a group is not held by its calls in another one",
           "[cuda][comm][row125]") {
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
-  const std::string id = nccl_unique_id();
-  std::atomic<bool> over = false;
-  double seconds = 0;
-  const std::vector<std::string> errors = run_nccl_ranks(
-      2,
-      [&](Ranks& ranks, int me) {
-        const auto second = make_nccl_rank(*ranks.devices[me], me, 2, id, 1);
-        const Stream stream = ranks.streams[me], other = ranks.devices[me]->create_stream("other");
-        const Floats x = numbered<float>(ranks, 5, 1)[me], y = numbered<float>(ranks, 5, 1)[me];
-        const auto begin = Clock::now();
-        if (me == 1) {
-          while (!over && seconds_since(begin) < 2 * testing::kSoon) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-          return;
-        }
-        ranks.comms[0]->send(stream, x, 1);
-        second->send(other, y, 1);
-        const std::string text = message_of<PeerLost>([&] { stream.synchronize(); });
-        seconds = seconds_since(begin);
-        over = true;
-        throw PeerLost(text);
-      },
-      1);
-  CHECK_THAT(errors[0], ContainsSubstring("no answer from rank 1 within 1 s"));
-  CHECK(seconds < testing::kSoon);
+  check_lost(run_hidden("[.two-groups]"), "no answer from rank 1 within 2 s");
 }
 
-TEST_CASE("With NCCL a traced host still names the rank that is silent", "[cuda][comm][row125]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  LOCKSTEP_NEEDS_THE_MODEL();
-  // As many operations as a trace keeps before it looks for their times, and less after the send
-  // than the host may be ahead.
-  const auto calls = [](Communicator& comm, Stream stream, const Floats& x) {
-    for (int i = 0; i < 3950; ++i) stream.kernels().fill(stream, 0, x);
-    comm.send(stream, x, 1);
-    for (int i = 0; i < 200; ++i) stream.kernels().fill(stream, 0, x);
+TEST_CASE("A rank whose GPU fails, and one whose host waits for it", "[.gpu-is-lost]") {
+  report_uncaught_errors();
+  const auto fails = [](Ranks& ranks, const Floats& x) {
+    try {
+      const Stream stream = ranks.streams[1];
+      occupy(stream, 0.1);  // so that no host sees it before it waits
+      const ScopedEnvironment fault("CUDA_MODEL_FAULT", "kernel:719:1:async");
+      stream.kernels().fill(stream, 0, x);
+      ranks.comms[1]->all_reduce(stream, x);
+      x.to_host();
+    } catch (const std::exception& error) {
+      std::puts(error.what());
+      wait_for_the_end();
+    }
   };
-  CHECK(error_beside_silence(calls, {.trace = true}) ==
-        "rank 0: send of 5 f32 to rank 1: no answer from rank 1 within 1 s");
-}
-
-TEST_CASE("With NCCL a host is freed even where the GPU stays stuck", "[cuda][comm][row125]") {
-  LOCKSTEP_NEEDS_NCCL(2);
-  LOCKSTEP_NEEDS_THE_MODEL();
-  testing::Gate gate;  // rank 1's stream comes to it, and rank 0's when NCCL has let it go
-  const auto pass = [&] { gate.pass(); };
-  const std::vector<std::string> errors = run_nccl_ranks(
-      2,
-      [&](Ranks& ranks, int me) {
-        const Stream stream = ranks.streams[me];
-        const Floats x = numbered<float>(ranks, 5, 1)[me];
-        if (me == 1) stream.backend().host_task("gate", pass);
-        ranks.comms[me]->all_reduce(stream, x);
-        if (me == 0) stream.backend().host_task("gate", pass);
-        const auto begin = Clock::now();
-        const std::string text = message_of<PeerLost>([&] { stream.synchronize(); });
-        const double seconds = seconds_since(begin);
-        if (me == 0) gate.open();
-        if (me == 0 && (seconds < 2 || seconds > 10)) fail<BadInput>("{} s: {}", seconds, text);
-        throw PeerLost(text);
-      },
-      0.3);
-  INFO(errors[0] << "\n" << errors[1]);
-  CHECK_THAT(errors[0],
-             StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): no answer from "
-                        "rank 1 within 0.3 s"));
-  CHECK_THAT(errors[1], StartsWith("rank 1: collective 1 (all_reduce of 5 f32, sum): "));
-}
-
-TEST_CASE("The child of the next case: cuda:1 fails, the other rank's host waits for cuda:0",
-          "[.gpu-is-lost]") {
-  std::atomic<bool> planted = false;
-  const auto begin = Clock::now();
-  const std::vector<std::string> errors = run_nccl_ranks(
-      2,
-      [&](Ranks& ranks, int me) {
-        const Stream stream = ranks.streams[me];
-        const Floats x = numbered<float>(ranks, 5, 1)[me];
-        stream.synchronize();
-        if (me == 1) {
-          occupy(stream, 0.1);  // so that no host sees it before it waits
-          const ScopedEnvironment fault("CUDA_MODEL_FAULT", "kernel:719:1:async");
-          stream.kernels().fill(stream, 0, x);
-          planted = true;
-        }
-        while (!planted) std::this_thread::yield();
-        ranks.comms[me]->all_reduce(stream, x);
-        x.to_host();
-      },
-      1);
-  INFO(errors[0] << "\n" << errors[1]);
-  CHECK(seconds_since(begin) < 10);
-  // On a busy machine the kernel may have failed before NCCL is called, which then says it itself.
-  CHECK_THAT(errors[1], ContainsSubstring("cuda:1"));
-  CHECK_THAT(errors[1], ContainsSubstring("cudaErrorLaunchFailure") ||
-                            ContainsSubstring("unspecified launch failure"));
-  CHECK_THAT(errors[0], StartsWith("rank 0: collective 1 (all_reduce of 5 f32, sum): no answer "
-                                   "from rank 1 within 1 s"));
+  run_beside(all_reduce_and_wait, fails);
 }
 
 TEST_CASE("With NCCL a host that waits for a rank is freed when that rank's GPU fails",
@@ -362,12 +466,13 @@ TEST_CASE("With NCCL a host that waits for a rank is freed when that rank's GPU 
   LOCKSTEP_NEEDS_NCCL(2);
   LOCKSTEP_NEEDS_THE_MODEL();
   // A process cannot use a GPU any more after its kernel has failed there.
-  const testing::ProcessResult child =
-      testing::run_process({std::filesystem::read_symlink("/proc/self/exe"), "[.gpu-is-lost]"}, 60,
-                           {{"LOCKSTEP_TEST_LOG", "/dev/null"}});
-  INFO(testing::story(child));
-  CHECK_FALSE(child.timed_out);
-  CHECK(child.status == 0);
+  const testing::ProcessResult ended = run_hidden("[.gpu-is-lost]");
+  check_lost(ended, kFirst);
+  CHECK_THAT(ended.err, ContainsSubstring("rank 1"));
+  CHECK_THAT(ended.out, ContainsSubstring("cuda:1"));
+  // On a busy machine the kernel may have failed before NCCL is called, which then says it itself.
+  CHECK_THAT(ended.out, ContainsSubstring("cudaErrorLaunchFailure") ||
+                            ContainsSubstring("unspecified launch failure"));
 }
 
 }  // namespace

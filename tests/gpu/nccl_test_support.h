@@ -1,9 +1,14 @@
 #pragma once
 // Ranks that meet by NCCL: threads of this process, each with a GPU of its own.
 
+#include <filesystem>
+
+#include "common/options/report.h"
 #include "tests/gpu/gpu_test_support.h"
 #include "tests/support/comm_trial.h"
+#include "tests/support/process.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/stage.h"
 
 namespace lockstep::testing::nccl {
 
@@ -36,6 +41,31 @@ std::vector<std::string> run_nccl_ranks(int world_size, Body body, double timeou
 /// What run_nccl_ranks() returns if all is well.
 inline std::vector<std::string> no_errors(int world_size) {
   return std::vector<std::string>(static_cast<size_t>(world_size));
+}
+
+/// Ranks that lose another one end their process. So such ranks run in one of their own, as the
+/// hidden case with this tag, which begins with report_uncaught_errors(), as programs do. What a
+/// rank throws itself must leave its thread, too: so its work is noexcept. Returns how it ended.
+/// `variables` are added to the environment.
+inline ProcessResult run_hidden(const std::string& tag,
+                                std::vector<std::pair<std::string, std::string>> variables = {}) {
+  variables.emplace_back("LOCKSTEP_TEST_LOG", "/dev/null");
+  return run_process({std::filesystem::read_symlink("/proc/self/exe"), tag}, kLong, variables);
+}
+
+/// That process ended with the status of a lost peer and one line, which has this text.
+inline void check_lost(const ProcessResult& ended, const std::string& text) {
+  INFO(story(ended));
+  CHECK_FALSE(ended.timed_out);
+  CHECK(ended.status == 2);
+  CHECK_THAT(ended.err, Catch::Matchers::ContainsSubstring("error: "));
+  CHECK(ended.err.find("\nerror: ") == std::string::npos);
+  CHECK_THAT(ended.err, Catch::Matchers::ContainsSubstring(text));
+}
+
+/// Holds a thread until the process ends.
+[[noreturn]] inline void wait_for_the_end() {
+  for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 /// Throws BadInput unless the tensor has these numbers.

@@ -33,9 +33,8 @@ TEST_CASE("A GPU is known by its UUID, which no other one has", "[cuda][row123]"
   }
 }
 
-TEST_CASE(
-    "The host is some hundred operations ahead of a GPU and no more: then it waits, and watches",
-    "[cuda][device]") {
+TEST_CASE("The host is some hundred operations ahead of a GPU and no more: then it waits",
+          "[cuda][device]") {
   LOCKSTEP_NEEDS_GPU();
   const Gpu gpu;
   const Tensor y = gpu.filled({16}, 0);

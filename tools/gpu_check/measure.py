@@ -2,18 +2,18 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 import queue
 import statistics
 import subprocess
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from child_processes import started
 from gpu_check import device_copy
-from gpu_check.checks import program, run_metrics
+from gpu_check.checks import program, run_metrics, several_gpus
 from gpu_check.machine import ROOT, torch_version
 from operation_costs import CostError, measured
 
@@ -30,7 +30,7 @@ RIVALS = {"PyTorch": (), "channels_last": ("--channels-last",), "CUDA graph": ("
 ALIKE = {"PyTorch": "Lockstep", "channels_last": "Lockstep", "CUDA graph": "Lockstep --graph"}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Setting:
     model: str
     batch: int
@@ -310,9 +310,39 @@ def say_bandwidth(section, setup, setting):
     section.check(f"bandwidth in {setting.name}", "")
 
 
+# --- What a message costs --------------------------------------------------------------------
+
+NCCL_ROUNDS = 5
+# NCCL's own variable chooses the way: common/comm/nccl_communicator.cpp.
+NCCL_WAYS = {"block": "1", "do not": "0"}
+NCCL_MESSAGE = ("--backend", "nccl", "--kib", 4, "--all-reduce", "library", "--rounds", 20)
+
+
+def message_seconds(setup, way, devices, limit):
+    """Seconds of a small all-reduce as one of many, and ""; or None and what went wrong in one line."""
+    environment = {**setup.environment, "NCCL_COMM_BLOCKING": way}
+    rows, fault = run_metrics(dataclasses.replace(setup, environment=environment), "04-ddp/message-sizes",
+                              NCCL_MESSAGE, limit, devices)
+    return (rows[0]["seconds"] if rows else None), fault
+
+
+def say_nccl_ways(section, setup):
+    """One line: what NCCL's calls cost where they block, and where it continues in the background."""
+    devices = several_gpus(setup.gpus, "04-ddp")
+    runs = {name: lambda limit, way=way: message_seconds(setup, way, devices, limit)
+            for name, way in NCCL_WAYS.items()}
+    seconds, fault = alternate(section, runs, NCCL_ROUNDS)
+    if len(seconds) == len(runs):
+        block, do_not = (1e6 * statistics.median(seconds[name]) for name in runs)
+        section.say(f"\nNCCL, an all-reduce of 4 KiB on {devices}: {block:.1f} us where calls block, {do_not:.1f} us "
+                    f"where they do not, {do_not / block:.2f} times as long; medians of {len(seconds['block'])} "
+                    "alternating rounds")
+    section.check("NCCL's calls, both ways", fault, "skipped" if "no NCCL" in fault else "failed")
+
+
 def bench(section, setup, options):
-    """Every setting, the targets, the share of a step in which the GPU works, and what its kernels reach
-    of memory's bandwidth."""
+    """Every setting, the targets, the share of a step in which the GPU works, what its kernels reach of
+    memory's bandwidth, and what a message of NCCL's costs."""
     version = torch_version(options.python)
     section.say(f"Medians of {ROUNDS['seed']} (seed) and {ROUNDS['resnet18']} (resnet18) "
                 f"alternating rounds; PyTorch {version or 'absent'}, cudnn.benchmark off (its "
@@ -330,3 +360,4 @@ def bench(section, setup, options):
     for setting in (Setting("seed", 64), Setting("resnet18", 256)):
         say_busy_share(section, setup, setting)
     say_bandwidth(section, setup, Setting("resnet18", 256))
+    say_nccl_ways(section, setup)

@@ -3,10 +3,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
-#include <chrono>
 #include <new>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "common/core/device.h"
@@ -15,16 +12,6 @@
 #include "common/kernels/cuda/peer_access.h"
 
 namespace lockstep::cuda {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-/// How long the host still waits for a stream that was given up: the stream may be stuck, and the
-/// waiting thread must report that and end.
-constexpr auto kGrace = std::chrono::seconds(2);
-
-}  // namespace
-
 class CudaStream::Recording final : public Graph {
  public:
   Recording(GraphExecHandle exec, CudaStream& stream, std::vector<Released> released)
@@ -103,7 +90,7 @@ std::exception_ptr CudaStream::error() const {
 // --- Operations --------------------------------------------------------------------------------
 
 /// Keeps the host at most some hundred operations ahead. A queue that is full blocks the host in
-/// the driver, where nobody watches for peers that went silent (block() does).
+/// the driver: perhaps within a call of NCCL's, which then looks like one that a peer holds up.
 void CudaStream::keep_close() {
   if (capturing_ || ++enqueued_ < kClose) return;
   enqueued_ = 0;
@@ -114,7 +101,7 @@ void CudaStream::keep_close() {
 bool CudaStream::begin(const char* op) {
   if (error()) return false;
   keep_close();
-  if (error()) return false;  // found by those who watch while the host waits
+  if (error()) return false;  // of what the host waited for
   make_current();
   if (spans_ && !capturing_) spans_->begin(op, scope());
   return true;
@@ -212,7 +199,7 @@ uint64_t CudaStream::record() {
   return ticket;
 }
 
-/// The event to be recorded for the ticket. Waits, and watches, for the one that it was before.
+/// The event to be recorded for the ticket. Waits for the one that it was before.
 cudaEvent_t CudaStream::free_slot(uint64_t ticket) {
   EventHandle& slot = events_[ticket % kEventRing];
   if (slot) {
@@ -273,7 +260,8 @@ bool CudaStream::done(uint64_t ticket) const {
   const cudaError_t status = cudaEventQuery(event(ticket));
   if (status == cudaErrorNotReady) {
     cudaGetLastError();  // not an error, but CUDA would keep it as one
-    return false;
+    // Another thread may have put a later event into its slot meanwhile.
+    return ticket <= completed_.load();
   }
   note(status, "cudaEventQuery");
   note_completed(ticket);
@@ -282,12 +270,6 @@ bool CudaStream::done(uint64_t ticket) const {
 
 void CudaStream::block(uint64_t ticket) const {
   if (ticket <= completed_.load()) return;
-  std::optional<Clock::time_point> failed;
-  while (!done(ticket) && device_state_.look()) {
-    if (!failed && error()) failed = Clock::now();
-    if (failed && Clock::now() - *failed > kGrace) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
   note(cudaEventSynchronize(event(ticket)), "cudaEventSynchronize");
   note_completed(ticket);
 }

@@ -6,7 +6,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -62,30 +61,11 @@ class DeviceState {
     return blocks_each_.try_emplace(kernel, blocks).first->second;
   }
 
-  /// `look` runs again and again while a host thread is blocked until a stream of the device makes
-  /// progress: `look` may end what the stream waits for. Null: `owner` looks no more.
-  void watch(const void* owner, std::function<void()> look) {
-    const std::lock_guard lock(mutex_);
-    watchers_.erase(owner);
-    if (look) watchers_.emplace(owner, std::move(look));
-  }
-  /// Calls every `look`; true if there is one.
-  bool look() const {
-    std::map<const void*, std::function<void()>> watchers;
-    {
-      const std::lock_guard lock(mutex_);
-      watchers = watchers_;
-    }
-    for (const auto& watcher : watchers) watcher.second();
-    return !watchers.empty();
-  }
-
  private:
   mutable std::mutex mutex_;  // between CUDA's thread and all that ask
   std::exception_ptr error_;
   std::set<std::string> said_;
   std::unordered_map<const void*, int> blocks_each_;  // per multiprocessor, by kernel
-  std::map<const void*, std::function<void()>> watchers_;
 };
 
 class CudaStream final : public StreamBackend {

@@ -2,6 +2,7 @@
 
 #include "nccl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -88,6 +89,14 @@ ncclResult_t wait_if_blocking(Member& member) {
   return member.state;
 }
 
+/// Planted in ncclGroupEnd: the rank dies within the call, or NCCL finds in it that another one
+/// has.
+void die_in_call(const Fault& fault, Member& member) {
+  const std::lock_guard lock(member.clique->mutex);
+  member.state = static_cast<ncclResult_t>(fault.code);
+  member.last_error = "planted by CUDA_MODEL_FAULT";
+}
+
 ncclResult_t close_group() {
   const Group closed = std::exchange(group, {});
   if (closed.error != ncclSuccess) return closed.error;
@@ -100,7 +109,17 @@ ncclResult_t close_group() {
   std::deque<Use> uses;
   for (const auto& member : members) uses.emplace_back("ncclGroupEnd", member);
   for (const Init& init : closed.inits) start(init);
-  for (const Launch& launch : closed.launches) launch.member->clique->launch(launch);
+  if (std::ranges::any_of(members, [](const auto& member) { return !member->blocking; })) {
+    count_call("thread");
+  }
+  const Fault fault = closed.launches.empty() ? Fault{} : take_fault("ncclGroupEnd");
+  for (const Launch& launch : closed.launches) {
+    if (fault.code != 0) {
+      die_in_call(fault, *launch.member);
+    } else {
+      launch.member->clique->launch(launch);
+    }
+  }
   ncclResult_t result = ncclSuccess;
   for (const auto& member : members) {
     const ncclResult_t state = wait_if_blocking(*member);
@@ -237,7 +256,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   cudaGetDevice(&member->device_index);
   member->clique = clique_of(id, size);
   member->rank = rank;
-  member->blocking = config == nullptr || config->blocking != 0;
+  member->blocking =
+      integer_variable("NCCL_COMM_BLOCKING", config == nullptr || config->blocking != 0) != 0;
   {
     const std::lock_guard lock(member->clique->mutex);
     ++member->clique->communicators;
@@ -251,6 +271,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (comm == nullptr || state == nullptr) return refuse(ncclInvalidArgument, "NULL");
+  count_call("ncclCommGetAsyncError");
   const Use use("ncclCommGetAsyncError", comm->member);
   const std::lock_guard lock(comm->member->clique->mutex);
   *state = comm->member->state;

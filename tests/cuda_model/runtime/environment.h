@@ -23,7 +23,9 @@
 //       the nth call (from 1; 0: every one) of that function returns the code; with async the call
 //       succeeds and the code turns up when the stream gets there. Function "kernel": launches. An
 //       NCCL call's code becomes that of its communicator then; 7 (ncclInProgress) in
-//       ncclCommInitRankConfig or ncclCommFinalize is a rank that never gets through.
+//       ncclCommInitRankConfig or ncclCommFinalize is a rank that never gets through, and in
+//       ncclGroupEnd one that dies within its call.
+//   NCCL_COMM_BLOCKING=1          as with NVIDIA's NCCL, instead of the configuration's `blocking`
 
 #include <vector>
 
@@ -49,5 +51,10 @@ bool has_peer_access();
 std::vector<int> visible_devices();
 /// Counts a call of `function`; returns the fault that is planted in it.
 Fault take_fault(const char* function);
+void count_call(const char* function);
+
+/// How often the calling thread has called a function so far, as count_call() knows; "thread": how
+/// many threads NCCL has started for it. For tests, which find it by dlsym().
+extern "C" long cuda_model_calls(const char* function);
 
 }  // namespace cuda_model

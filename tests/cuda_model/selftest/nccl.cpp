@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -13,6 +14,8 @@
 #include "expect.h"
 
 using Floats = std::vector<float>;
+
+extern "C" long cuda_model_calls(const char* function);
 
 /// The state of a communicator when it is no longer in progress, or after so many milliseconds.
 ncclResult_t state(ncclComm_t comm, int milliseconds = 5000) {
@@ -52,7 +55,7 @@ struct World {
     ncclUniqueId id;
     EXPECT(ncclGetUniqueId(&id) == ncclSuccess);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = blocking;
+    config.blocking = std::getenv("NCCL_COMM_BLOCKING") ? !blocking : blocking;  // it goes first
     EXPECT(ncclGroupStart() == ncclSuccess);
     for (int rank = 0; rank < 2; ++rank) {
       OK(cudaSetDevice(gpu[rank]));
@@ -221,14 +224,34 @@ void one_gpu_twice() {
   world.abort();
 }
 
-/// A call on communicators that block comes back when it is launched.
+/// A call on communicators that block comes back when it is launched, and starts no thread.
 void blocking() {
+  const long threads = cuda_model_calls("thread"), groups = cuda_model_calls("ncclGroupEnd");
   World world(1, true);
   ncclGroupStart();
   for (int rank = 0; rank < 2; ++rank) EXPECT(world.all_reduce(rank) == ncclSuccess);
   EXPECT(ncclGroupEnd() == ncclSuccess);
+  EXPECT(cuda_model_calls("thread") == threads);
+  EXPECT(cuda_model_calls("ncclGroupEnd") == groups + 1);
   world.holds(3);
   world.end();
+}
+
+void not_blocking() {
+  const long threads = cuda_model_calls("thread");
+  groups();
+  EXPECT(cuda_model_calls("thread") == threads + 3);  // the set-up and two groups
+}
+
+/// NCCL finds in a call that another rank has gone.
+void death_in_a_call() {
+  World world;
+  for (ncclComm_t rank : world.comm) EXPECT(state(rank) == ncclSuccess);
+  setenv("CUDA_MODEL_FAULT", "ncclGroupEnd:6", 1);
+  EXPECT(world.all_reduce(0) == ncclRemoteError);
+  unsetenv("CUDA_MODEL_FAULT");
+  EXPECT(state(world.comm[0]) == ncclRemoteError);
+  world.abort();
 }
 
 /// Each of these ends the process.
@@ -271,6 +294,11 @@ int main(int count, char** arguments) {
   abort_leaves_the_others_waiting();
   abort_frees_those_who_wait();
   one_gpu_twice();
+  death_in_a_call();
   blocking();
+  setenv("NCCL_COMM_BLOCKING", "1", 1);
+  blocking();
+  setenv("NCCL_COMM_BLOCKING", "0", 1);
+  not_blocking();
   return expect_failures == 0 ? 0 : 1;
 }
