@@ -66,7 +66,7 @@ def traced(program, words, path, env=None):
 def counting_profile(what):
     """A device on which an operation takes a nanosecond for each of its FLOPs, or of its bytes."""
     rates = {"flops": NEVER, "bytes": NEVER, what: PER_NANOSECOND}
-    return {"device": f"a counter of {what}", "source": "counts", "memory_bytes": 2**60,
+    return {"device": f"a counter of {what}", "source": "counts", "memory_bytes": 10**18,
             "operations": {"default": {"seconds": 0, **rates}}, "launch_seconds": 0, "batch_seconds": 0,
             "links": {link: {"seconds": 0, "bytes": PER_NANOSECOND} for link in ("host", "device", "network")}}
 
