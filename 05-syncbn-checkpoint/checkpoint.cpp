@@ -308,8 +308,11 @@ std::vector<StateTensor> optimizer_state(const Trained& trained) {
 
 int64_t save_checkpoint(const fs::path& directory, const Trained& trained,
                         const TrainingState& state) {
-  const std::vector<StateTensor> network = state_dict(trained.network),
-                                 optimizer = optimizer_state(trained);
+  return write_checkpoint(directory, state_dict(trained.network), optimizer_state(trained), state);
+}
+
+int64_t write_checkpoint(const fs::path& directory, const std::vector<StateTensor>& network,
+                         const std::vector<StateTensor>& optimizer, const TrainingState& state) {
   for (const auto* tensors : {&network, &optimizer}) require_finite(*tensors, state);
   make_directory(directory);
   remove_leftovers(directory);

@@ -126,6 +126,11 @@ void require_same_states(const std::filesystem::path& path, const std::set<std::
 ///      the checkpoint exists from the moment of the second rename.
 int64_t save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
                         const TrainingState& state);
+/// The same for a state in host memory, whose tensors have the names of the files. `optimizer` is
+/// empty if the optimizer has no state.
+int64_t write_checkpoint(const std::filesystem::path& directory,
+                         const std::vector<StateTensor>& network,
+                         const std::vector<StateTensor>& optimizer, const TrainingState& state);
 
 // --- Loading -------------------------------------------------------------------------------------
 

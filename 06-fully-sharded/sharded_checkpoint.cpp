@@ -169,7 +169,8 @@ constexpr const char* kShardKey = "lockstep.shard";
 std::string incomplete(const char* what, const fs::path& path) {
   return fmt::format(
       "{} of a sharded checkpoint; resume from it with 06-fully-sharded, or join its shards: "
-      "build/06-fully-sharded/join-weights DIR/{} OUT",
+      "build/06-fully-sharded/join-weights DIR/{} OUT (for stage 05's --resume: --checkpoint-dir "
+      "FOLDER in place of OUT)",
       what, path.filename().string());
 }
 
@@ -258,6 +259,7 @@ ShardedCheckpoint::ShardedCheckpoint(const fs::path& path) : path_(path) {
   const int64_t steps = TrainingState::from_json(training_, path.string()).steps;
   for (size_t rank = 0; rank < index_.checksums.size(); ++rank) open_shard(rank, steps);
   require_complete();
+  require_steps(steps);
 }
 
 void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
@@ -323,6 +325,22 @@ void ShardedCheckpoint::require_complete() const {
   for (size_t rank = 0; rank < files_.size(); ++rank) require_listed(rank, names[rank]);
 }
 
+/// Where parameters have counts of their steps, each has one, and none is above training's.
+void ShardedCheckpoint::require_steps(int64_t of_training) const {
+  if (index_.steps.empty()) return;
+  within(path_.string(), [&] {
+    require_equal(index_.steps.size(), index_.parameters.size(), "parameters with a step");
+    for (const StateTensor& parameter : index_.parameters) {
+      const auto found = index_.steps.find(parameter.name);
+      require(found != index_.steps.end() && found->second <= double(of_training),
+              "{}: {}, expected one from 0 to {}, the steps of training; {}",
+              shortened(tensor_name(kStep, parameter.name)),
+              found == index_.steps.end() ? "no number" : fmt::format("{}", found->second),
+              of_training, kAdvice);
+    }
+  });
+}
+
 std::vector<FlatRange> ShardedCheckpoint::saved(const std::string& state,
                                                 const std::string& parameter) const {
   std::vector<FlatRange> ranges(files_.size());
@@ -363,18 +381,35 @@ Parameter parameter_of(const StateTensor& saved) {
           .fan_in = 0};
 }
 
+/// Appends one state of every parameter.
+void join(const ShardedCheckpoint& checkpoint, const std::string& state,
+          std::vector<StateTensor>& all) {
+  for (const StateTensor& saved : checkpoint.index().parameters) {
+    const std::vector<Real> numbers =
+        checkpoint.read(state, saved.name, {0, saved.shape.elements()});
+    all.push_back({.name = state == kValues ? saved.name : tensor_name(state, saved.name),
+                   .shape = saved.shape,
+                   .real = to_torch_layout(parameter_of(saved), numbers)});
+  }
+}
+
 }  // namespace
 
 std::vector<StateTensor> join_weights(const ShardedCheckpoint& checkpoint) {
   std::vector<StateTensor> weights = checkpoint.running();
-  for (const StateTensor& saved : checkpoint.index().parameters) {
-    const std::vector<Real> numbers =
-        checkpoint.read(kValues, saved.name, {0, saved.shape.elements()});
-    weights.push_back({.name = saved.name,
-                       .shape = saved.shape,
-                       .real = to_torch_layout(parameter_of(saved), numbers)});
-  }
+  join(checkpoint, kValues, weights);
   return weights;
+}
+
+std::vector<StateTensor> join_optimizer(const ShardedCheckpoint& checkpoint) {
+  std::vector<StateTensor> all;
+  for (const std::string& state : checkpoint.index().states) {
+    if (state != kValues) join(checkpoint, state, all);
+  }
+  for (const auto& [parameter, step] : checkpoint.index().steps) {
+    all.push_back({.name = tensor_name(kStep, parameter), .real = {Real(step)}});
+  }
+  return all;
 }
 
 }  // namespace lockstep

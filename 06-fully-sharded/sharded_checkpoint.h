@@ -90,6 +90,7 @@ class ShardedCheckpoint {
   void open_shard(size_t rank, int64_t steps);
   void require_listed(size_t rank, const std::set<std::string>& names) const;
   void require_complete() const;
+  void require_steps(int64_t of_training) const;
   /// Which elements each shard has; empty ranges where it has none.
   std::vector<FlatRange> saved(const std::string& state, const std::string& parameter) const;
 
@@ -104,5 +105,8 @@ class ShardedCheckpoint {
 /// The whole network, as PyTorch names and shapes it: what --save would have written after this
 /// step. Holds all parameters, but nothing of the optimizer.
 std::vector<StateTensor> join_weights(const ShardedCheckpoint& checkpoint);
+/// The optimizer's whole state, as stage 05's checkpoints name and shape it, for
+/// write_checkpoint(). Empty if there is none.
+std::vector<StateTensor> join_optimizer(const ShardedCheckpoint& checkpoint);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <set>
 
+#include "05-syncbn-checkpoint/checkpoint.h"
 #include "tests/equivalence/meshes.h"
 
 namespace lockstep {
@@ -232,6 +233,44 @@ TEST_CASE("A run resumes on another mesh, and in stage 06, up to rounding",
     const std::vector<double> losses = straight.losses();
     CHECK(largest(difference(last.losses(), {losses.end() - 3, losses.end()})) <=
           100 * bound(kCalmAdamW));
+  }
+}
+
+/// By default stage 05 goes on with one rank from stage 06, with two from a mesh.
+TEST_CASE("Stage 05 goes on from joined shards with the optimizer's state, up to rounding",
+          "[equivalence][mesh][sharded][checkpoint]") {
+  LOCKSTEP_PROVED_IN_DOUBLE;
+  constexpr int64_t kSaved = 5, kAll = 9;
+  const auto until = [](int64_t steps) { return Options{"--max-steps", std::to_string(steps)}; };
+  for (const Options& optimizer : {kMomentum, kCalmAdamW}) {
+    const Options options = kSteps + optimizer + Options{"--model", "seed-bn"};
+    const Outcome straight = train(options + until(kAll));
+    for (const Mesh& before : {Mesh{"", 2}, Mesh{"data=2,tensor=2", 4}}) {
+      const TempDir folder;
+      const Options saving =
+          options + until(kSaved) + Options{"--checkpoint-dir", folder / "shards"};
+      before.axes.empty() ? train(saving, "06-fully-sharded", cpus(2))
+                          : train_on_mesh(before, saving);
+      const ProcessResult joined = run_process(
+          {build_dir() + "/06-fully-sharded/join-weights",
+           checkpoint_path(folder / "shards", kSaved), "--checkpoint-dir", folder / "whole"},
+          kDeadline);
+      INFO(story(joined));
+      REQUIRE(joined.status == 0);
+      for (const int ranks : {1, 2}) {
+        if (ranks == (before.axes.empty() ? 2 : 1) && !full_campaign()) continue;
+        INFO(optimizer[1] << ", from " << before.axes << " to " << ranks << " ranks");
+        const Outcome last =
+            train(options + until(kAll) +
+                      Options{"--resume", checkpoint_path(folder / "whole", kSaved),
+                              "--allow-world-size-change"},
+                  "05-syncbn-checkpoint", cpus(ranks));
+        CHECK(relative_l2(last.state, straight.state) <= bound(optimizer));
+        const std::vector<double> losses = straight.losses();
+        CHECK(largest(difference(last.losses(), {losses.begin() + kSaved, losses.end()})) <=
+              100 * bound(optimizer));
+      }
+    }
   }
 }
 

@@ -247,6 +247,7 @@ TEST_CASE("A damaged, truncated or missing shard is named, and the checkpoint be
     const Words resumed = all + Words{"--save", jobs / "resumed"};
     refused(jobs, Words{stage06()} + kRun + resumed + Words{"--resume", newest}, words);
     refused(jobs, {join_weights(), newest, jobs / "joined"}, words);
+    refused(jobs, {join_weights(), newest, "--checkpoint-dir", jobs / "joined"}, words);
     CHECK(!jobs.has("joined"));
     const ProcessResult run =
         train(jobs, resumed + Words{"--checkpoint-dir", saved, "--resume", "auto"});
@@ -321,8 +322,59 @@ TEST_CASE("Joined shards have the run's accuracy in stage 01, and each program s
   refused(jobs, {join_weights(), of_stage05, jobs / "out"}, "whole weights need no joining");
   refused(jobs, {join_weights(), jobs / "nothing", jobs / "out"}, "cannot open");
   refused(jobs, {join_weights(), checkpoint}, "join-weights: found one file, expected two");
+  refused(jobs, {join_weights(), checkpoint, jobs / "out", "--checkpoint-dir", jobs / "folder"},
+          "expected one of them; leave the other out");
   refused(jobs, {join_weights(), checkpoint, shard_path(checkpoint, 0, 2)}, "give another name");
   CHECK(!jobs.has("out"));
+}
+
+TEST_CASE("Shards joined in a folder are a checkpoint from which stage 05 goes on",
+          "[faults][sharded][checkpoint]") {
+  for (const Words& optimizer : {kMomentum, kAdamW}) {
+    const Jobs jobs;
+    const Words all = optimizer + Words{"--devices", cpus(2), "--epochs", "2"};
+    train(jobs, all + Words{"--save", jobs / "straight"});
+    train(jobs, all + Words{"--checkpoint-dir", jobs / "shards", "--max-steps", "13"});
+    const fs::path shards = checkpoint_path(jobs / "shards", 13), whole = jobs / "whole";
+    const Words join{join_weights(), shards, "--checkpoint-dir"};
+    const ProcessResult joined = jobs.run_words(join + Words{whole});
+    INFO(story(joined));
+    REQUIRE(joined.status == 0);
+    CHECK(std::distance(fs::directory_iterator(whole), {}) == 2);  // no lock is left
+    const Words resumed =
+        Words{"--checkpoint-dir", whole, "--resume", "auto", "--save", jobs / "resumed"};
+    // The number of ranks, and the other settings, are those of the run that saved.
+    refused(jobs,
+            Words{stage_binary("05-syncbn-checkpoint")} + kRun + optimizer + resumed +
+                Words{"--devices", "cpu:0"},
+            "was saved by 2 ranks, this run has 1");
+    const ProcessResult run = train(jobs, all + resumed, stage_binary("05-syncbn-checkpoint"));
+    CHECK_THAT(run.out, ContainsSubstring("13 steps, 3 of them in epoch 2"));
+    CHECK(relative_distance(jobs / "resumed", jobs / "straight") < 1e-5);
+  }
+}
+
+TEST_CASE("Shards are joined in a folder without checkpoints, or nothing is written",
+          "[faults][sharded][checkpoint]") {
+  const Jobs jobs;
+  train(jobs, kAdamW + Words{"--devices", cpus(2), "--checkpoint-dir", jobs / "shards",
+                             "--max-steps", "3"});
+  const fs::path shards = checkpoint_path(jobs / "shards", 3);
+  const auto files = [&] { return std::distance(fs::directory_iterator(jobs / "shards"), {}); };
+  const auto before = files();
+  const std::string own = read_text(shards);
+  refused(jobs, {join_weights(), shards, "--checkpoint-dir", jobs / "shards"},
+          shards.string() + " is there, expected no checkpoint; give an empty folder");
+  CHECK(files() == before);
+  CHECK((read_text(shards) == own));
+  // The disk is full: the optimizer's file, which is written first, does not fit.
+  const ProcessResult full =
+      jobs.run_words({"sh", "-c", "trap '' XFSZ; ulimit -f 16; exec \"$@\"", "sh", join_weights(),
+                      shards, "--checkpoint-dir", jobs / "new"});
+  INFO(story(full));
+  CHECK(full.status == 1);
+  CHECK_THAT(full.err, ContainsSubstring("File too large"));
+  CHECK(!jobs.has("new"));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const lockstep::testing::TempDir folder;
-  for (const std::string& name : folder.names()) std::filesystem::remove(folder / name);
+  for (const std::string& name : folder.names()) std::filesystem::remove_all(folder / name);
   lockstep::testing::check_sharded({reinterpret_cast<const char*>(data), size}, folder.path());
   return 0;
 }

@@ -115,6 +115,12 @@ inline void use_sharded(const std::filesystem::path& path, const std::filesystem
   save_weights(out.string(), join_weights(checkpoint));
   const WeightsFile written(out.string());
   for (size_t i = 0; i < written.tensors().size(); ++i) written.read(i);
+  // As join-weights does for stage 05.
+  const TrainingState state = TrainingState::from_json(checkpoint.training(), path.string());
+  const std::filesystem::path whole = out.parent_path() / "whole";
+  write_checkpoint(whole, join_weights(checkpoint), join_optimizer(checkpoint), state);
+  if (read_checkpoint(checkpoint_path(whole, state.steps)).training != state.to_json())
+    throw std::logic_error("another state of training");
   // As ranks of another number do.
   for (const std::string& state : checkpoint.index().states) {
     for (const StateTensor& parameter : checkpoint.index().parameters) {

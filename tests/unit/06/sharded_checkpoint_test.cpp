@@ -32,13 +32,16 @@ std::vector<Real> numbers(int64_t first, int64_t count) {
 }
 
 /// Saves two parameters of 12 and 3 numbers, with momentum, by two ranks: the first one is cut.
-fs::path save_two(const fs::path& directory, int64_t steps = kSteps) {
+fs::path save_two(const fs::path& directory, int64_t steps = kSteps,
+                  const std::map<std::string, double>& of_parameters = {}) {
+  fs::create_directories(directory);
   const fs::path path = checkpoint_path(directory, steps);
   TrainingState state;
   state.steps = steps;
   ShardIndex index{
       .states = {kValues, "momentum"},
-      .parameters = {{.name = "conv", .shape = {2, 3, 1, 2}}, {.name = "bias", .shape = {3}}}};
+      .parameters = {{.name = "conv", .shape = {2, 3, 1, 2}}, {.name = "bias", .shape = {3}}},
+      .steps = of_parameters};
   const std::vector<ShardPiece> of_0{{kValues, "bias", 0, numbers(100, 3)},
                                      {kValues, "conv", 0, numbers(0, 5)},
                                      {"momentum", "bias", 0, numbers(200, 3)},
@@ -91,6 +94,40 @@ TEST_CASE("Joined weights have PyTorch's layout", "[sharded][checkpoint]") {
   // [2,3,1,2] from memory's [2,1,2,3]: element (o, i, 0, w) is number 6 o + 3 w + i.
   CHECK(joined.at("conv").shape == Shape{2, 3, 1, 2});
   CHECK(joined.at("conv").real == std::vector<Real>{0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11});
+}
+
+TEST_CASE("The optimizer's joined state has the names and layout of stage 05's checkpoints",
+          "[sharded][checkpoint]") {
+  const TempDir folder;
+  const fs::path path = save_two(folder / "shards", kSteps, {{"bias", 5}, {"conv", 7}});
+  const ShardedCheckpoint shards(path);
+  const TrainingState state = TrainingState::from_json(shards.training(), "it");
+  write_checkpoint(folder / "whole", join_weights(shards), join_optimizer(shards), state);
+  const Checkpoint whole = read_checkpoint(checkpoint_path(folder / "whole", kSteps));
+  CHECK(whole.training == shards.training());
+  CHECK(whole.network.size() == 3);
+  std::map<std::string, StateTensor> optimizer;
+  for (const StateTensor& tensor : whole.optimizer) optimizer.emplace(tensor.name, tensor);
+  CHECK(optimizer.size() == 4);
+  CHECK(optimizer.at("momentum.bias").real == numbers(200, 3));
+  CHECK(optimizer.at("momentum.conv").shape == Shape{2, 3, 1, 2});
+  CHECK(optimizer.at("momentum.conv").real ==
+        std::vector<Real>{50, 53, 51, 54, 52, 55, 56, 59, 57, 60, 58, 61});
+  CHECK(optimizer.at("step.bias").real == std::vector<Real>{5});
+  CHECK(optimizer.at("step.conv").shape.axes() == 0);
+}
+
+TEST_CASE("Counts of steps that no training can have are refused", "[sharded][checkpoint]") {
+  const TempDir folder;
+  const auto refusal = [&](const std::map<std::string, double>& steps) {
+    return refusal_of_shards(save_two(folder.path(), kSteps, steps));
+  };
+  CHECK(refusal({{"bias", 0}, {"conv", 7}}).empty());
+  CHECK_THAT(refusal({{"bias", 8}, {"conv", 7}}),
+             ContainsSubstring("step-000000007.safetensors: step.bias: 8, expected one from 0 to "
+                               "7, the steps of training"));
+  CHECK_THAT(refusal({{"other", 7}, {"conv", 7}}), ContainsSubstring("step.bias: no number"));
+  CHECK_THAT(refusal({{"conv", 7}}), ContainsSubstring("parameters with a step"));
 }
 
 TEST_CASE("Each bit of each file is under a checksum, and no file may be cut off",
