@@ -351,11 +351,14 @@ NcclCommunicator::~NcclCommunicator() {
 
 /// Waits for the calls in flight, and gives the communicator back. False if NCCL refuses to.
 bool NcclCommunicator::finalize() {
-  const NcclWatcher::Inside inside(*watcher_,
-                                   [&] { return late_in("ncclCommFinalize", others()); });
-  const bool done = settled(ncclCommFinalize(comm_)) == ncclSuccess;
-  if (done) ncclCommDestroy(comm_);
-  return done;
+  {
+    const NcclWatcher::Inside inside(*watcher_,
+                                     [&] { return late_in("ncclCommFinalize", others()); });
+    if (settled(ncclCommFinalize(comm_)) != ncclSuccess) return false;
+  }
+  watcher_.reset();  // it would ask NCCL about a call whose end the GPU has not told yet
+  ncclCommDestroy(comm_);
+  return true;
 }
 
 /// In no call of NCCL's. Does not wait. ncclCommAbort frees memory, and so waits for all that runs

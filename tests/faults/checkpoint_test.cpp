@@ -49,7 +49,8 @@ TEST_CASE("Killed at any moment while it saves, a run ends as if it had never be
   int interrupted = 0, kills_after_a_save = 0;
   for (int kill = 0; kill < kills; ++kill) {
     INFO("kill " << kill << " of " << kills << ", after " << steps << " steps");
-    const double moment = start / 2 + std::uniform_real_distribution<>(0, 0.1 + start)(random);
+    const double longest = (0.1 + start) * (steps > 0 ? 1 : kill + 1);  // others may want the cores
+    const double moment = start / 2 + std::uniform_real_distribution<>(0, longest)(random);
     const ProcessResult run = run_saver(folder.path(), 1'000'000'000, 1, moment);
     INFO(story(run));
     CHECK(run.status == -SIGKILL);

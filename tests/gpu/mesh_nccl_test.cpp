@@ -155,8 +155,9 @@ TEST_CASE("A pipeline of GPUs that NCCL does not connect is refused in one line"
 TEST_CASE("A rank of a mesh that dies", "[.mesh-rank-dies]") {
   report_uncaught_errors();
   Job job(4, "nccl", 4);
+  const std::string flight_file = std::getenv("FLIGHT_FILE");  // other threads may set variables
   job.options_of_rank = [&](int, ProcessGroupOptions& options) {
-    options.flight_file = std::getenv("FLIGHT_FILE");
+    options.flight_file = flight_file;
   };
   on_mesh(job, {"data=2,tensor=2"}, [](MeshMember& member) {
     member.step(Samples(8, 1));

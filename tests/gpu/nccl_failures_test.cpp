@@ -379,12 +379,13 @@ TEST_CASE("With NCCL a rank that is late, by less than the deadline each time, i
 
 TEST_CASE("A host that is hundreds of calls ahead of a silent rank", "[.ahead]") {
   report_uncaught_errors();
-  const auto calls = [](Ranks& ranks, const Floats& x) {
+  const auto calls = [events = number_in("EVENTS")](Ranks& ranks, const Floats& x) {
     const Stream stream = ranks.streams[0];
     for (int i = 0; i < 600; ++i) {
       ranks.comms[0]->send(stream, x, 1);
-      for (int event = 0; event < number_in("EVENTS"); ++event) stream.record();
+      for (int event = 0; event < events; ++event) stream.record();
     }
+    stream.synchronize();
   };
   run_beside(calls, [](Ranks&, const Floats&) { wait_for_the_end(); });
 }
