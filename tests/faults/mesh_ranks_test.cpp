@@ -256,25 +256,7 @@ TEST_CASE("Where rank 0 has died, the others name ranks with their coordinates",
 
 TEST_CASE("A mesh goes on with each parameter's own count of steps, and logs on from there",
           "[faults][mesh][checkpoint]") {
-  const Jobs jobs;  // a layer that steps 1, 3 and 5 leave out
-  const auto run = [&](const Words& options) {
-    const ProcessResult result = run_process(
-        kOnMesh +
-            Words{"--batch-size", "12", "--log-interval", "2", "--model", "seed-skip",
-                  "--weight-decay", "0.1", "--devices", cpus(4), "--mesh", "shard=2,tensor=2"} +
-            options,
-        kDeadline);
-    INFO(story(result));
-    REQUIRE(result.status == 0);
-    return result.out;
-  };
-  run({"--max-steps", "6", "--save", jobs / "straight"});
-  const Words resumed{"--checkpoint-dir", jobs / "saved", "--resume", "auto"};
-  run(resumed + Words{"--max-steps", "3"});
-  const std::string on = run(resumed + Words{"--max-steps", "6", "--save", jobs / "resumed"});
-  CHECK((jobs.text("resumed") == jobs.text("straight")));
-  CHECK_THAT(on, ContainsSubstring("Train Epoch: 1 [48/120 (40%)]"));
-  CHECK(on.find("[0/120") == std::string::npos);
+  check_goes_on(Jobs(), kOnMesh + Words{"--devices", cpus(4), "--mesh", "shard=2,tensor=2"});
 }
 
 /// With --no-sync-bn a rank's part of a batch is normalised by itself.

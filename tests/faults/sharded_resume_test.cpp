@@ -104,24 +104,8 @@ TEST_CASE("A sharded run that goes on ends with the bytes of one that never stop
 
 TEST_CASE("A sharded run goes on with each parameter's own count of steps, and logs on from there",
           "[faults][sharded][checkpoint]") {
-  const Jobs jobs;  // a layer that steps 1, 3 and 5 leave out
-  const auto run = [&](const Words& options) {
-    const ProcessResult result =
-        jobs.run_words(Words{stage06(), "--data", "synthetic:120:10", "--batch-size", "12",
-                             "--workers", "0", "--log-interval", "2", "--model", "seed-skip",
-                             "--weight-decay", "0.1", "--devices", cpus(2)} +
-                       options);
-    INFO(story(result));
-    REQUIRE(result.status == 0);
-    return result.out;
-  };
-  run({"--max-steps", "6", "--save", jobs / "straight"});
-  const Words resumed{"--checkpoint-dir", jobs / "saved", "--resume", "auto"};
-  run(resumed + Words{"--max-steps", "3"});
-  const std::string on = run(resumed + Words{"--max-steps", "6", "--save", jobs / "resumed"});
-  CHECK((jobs.text("resumed") == jobs.text("straight")));
-  CHECK_THAT(on, ContainsSubstring("Train Epoch: 1 [48/120 (40%)]"));
-  CHECK(on.find("[0/120") == std::string::npos);
+  check_goes_on(Jobs(),
+                {stage06(), "--data", "synthetic:120:10", "--workers", "0", "--devices", cpus(2)});
 }
 
 TEST_CASE("A sharded run whose numbers overflow says so before it saves them",

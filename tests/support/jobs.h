@@ -143,4 +143,27 @@ class Jobs {
   TempDir folder_;
 };
 
+/// A run that stops after 3 of 6 steps goes on as one that never stopped: with each parameter's own
+/// count of steps, as steps 1, 3 and 5 leave a layer out, and with a log that goes on, too.
+/// `command` trains on 120 samples.
+inline void check_goes_on(const Jobs& jobs, const Words& command) {
+  const auto run = [&](const Words& options) {
+    const ProcessResult result =
+        jobs.run_words(command +
+                       Words{"--batch-size", "12", "--log-interval", "2", "--model", "seed-skip",
+                             "--weight-decay", "0.1"} +
+                       options);
+    INFO(story(result));
+    REQUIRE(result.status == 0);
+    return result.out;
+  };
+  run({"--max-steps", "6", "--save", jobs / "straight"});
+  const Words resumed{"--checkpoint-dir", jobs / "saved", "--resume", "auto"};
+  run(resumed + Words{"--max-steps", "3"});
+  const std::string on = run(resumed + Words{"--max-steps", "6", "--save", jobs / "resumed"});
+  CHECK((jobs.text("resumed") == jobs.text("straight")));
+  CHECK_THAT(on, Catch::Matchers::ContainsSubstring("Train Epoch: 1 [48/120 (40%)]"));
+  CHECK(on.find("[0/120") == std::string::npos);
+}
+
 }  // namespace lockstep::testing
