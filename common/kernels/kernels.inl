@@ -20,7 +20,7 @@ namespace lockstep {
 
 /// `Launch` is how a body runs on a backend's devices (cpu/launch.h, cuda/launch.cuh): static
 /// members for_each, for_each_marked, for_each_row, for_each_pixel, for_each_team, reduce_rows and
-/// report_if_any, each taking (Stream, const char* op, extents..., body); and kSixteenBits.
+/// report_if_any, each taking (Stream, const char* op, extents..., body).
 template <class Launch>
 class BodyKernels : public Kernels {
  public:
@@ -427,15 +427,10 @@ class BodyKernels : public Kernels {
   }
 
  private:
-  /// Calls work(T()) with the type of x's numbers. A backend whose products are in Real alone has
-  /// no bodies for other types: AnyTensor::on() refuses them.
+  /// Calls work(T()) with the type of x's numbers.
   template <class Work>
   static void with_numbers_of(const AnyTensor& x, Work work) {
-    if constexpr (Launch::kSixteenBits) {
-      with_numbers(x.type(), work);
-    } else {
-      work(Real());
-    }
+    with_numbers(x.type(), work);
   }
 
   // An activation is [rows, channels]: its last extent is the channels (features, classes), all

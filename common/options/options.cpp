@@ -172,10 +172,6 @@ void check_precision(const ProgramInfo& program, const OptionParser& parser, con
              "this stage's layers compute in nothing else; stage 01 has bf16 and fp16, stages 04 "
              "and 05 have bf16");
   }
-  for (const DeviceId& id : o.device_ids()) {
-    if (id.kind != DeviceId::Kind::cuda) continue;
-    expected("float32", "on GPUs products are in that alone so far; give --devices cpu:0");
-  }
   require(!baseline,
           "--baseline: compares weights, which {} rounds differently on one device; leave it out",
           name_of(o.precision));

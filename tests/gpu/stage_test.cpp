@@ -125,6 +125,30 @@ TEST_CASE("The first ten losses of the seed network on a GPU are those of the CP
   CHECK(expected.front() != expected.back());
 }
 
+TEST_CASE("In 16 bits the first losses on a GPU are near the CPU's, and those of a graph the same",
+          "[cuda][stage][sixteen]") {
+  LOCKSTEP_NEEDS_GPU();
+  const Both both;
+  for (const Precision precision : {Precision::bf16, Precision::fp16}) {
+    INFO(name_of(precision));
+    TrainingOptions options{.model = {.kind = ModelKind::seed_bn, .dropout = true},
+                            .rule = {.growth_interval = precision == Precision::fp16 ? 3 : 0},
+                            .batch_size = thorough() ? 32 : 8,
+                            .precision = precision};
+    const Dataset set = make_synthetic(SyntheticPart::train, 6 * options.batch_size);
+    Training gpu(both.gpu, set, options), cpu(both.cpu, set, options);
+    const Numbers found = gpu.epoch(), expected = cpu.epoch();
+    REQUIRE(found.size() == 6);
+    CHECK(relative_l2(found, expected) <= 1e-2);  // bf16 has 2.4 digits
+    const Health health = gpu.optimizer.health().to_host()[0];
+    CHECK(health.scale == cpu.optimizer.health().to_host()[0].scale);
+    options.graph = true;
+    Training graph(both.gpu, set, options);
+    CHECK(graph.epoch() == found);
+    CHECK(values_of(graph.parameters.values()) == values_of(gpu.parameters.values()));
+  }
+}
+
 TEST_CASE("The first loss of ResNet-18 on a GPU is that of the CPU", "[cuda][stage][row20]") {
   LOCKSTEP_NEEDS_GPU();
   const Both both;

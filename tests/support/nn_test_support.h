@@ -23,7 +23,8 @@ constexpr double kTolerance = kDouble ? 1e-12 : 1e-5;
 /// A CPU device with one stream, and short ways to fill and read its tensors.
 struct TestDevice {
   explicit TestDevice(int threads = 1, cpu::EngineKind engine = cpu::EngineKind::best)
-      : device(cpu::open_cpu_device(0, {.threads = threads}, engine)) {}
+      : TestDevice(cpu::open_cpu_device(0, {.threads = threads}, engine)) {}
+  explicit TestDevice(std::unique_ptr<Device> opened) : device(std::move(opened)) {}
 
   Kernels& kernels() const { return stream.kernels(); }
   Tensor put(const Shape& shape, const std::vector<Real>& values) const {

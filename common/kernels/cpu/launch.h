@@ -87,8 +87,6 @@ struct SerialTeam {
 /// loop: through a reference the compiler would have to assume that the loop's own stores change
 /// the body's pointers, and could not vectorise.
 struct Launch {
-  static constexpr bool kSixteenBits = true;
-
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
   /// has prepared() is prepared then.
   template <class Body>

@@ -24,10 +24,16 @@ bool is_refusal(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_NOT
 bool is_bad_call(cudnnStatus_t status) { return status / 1000 == CUDNN_STATUS_BAD_PARAM / 1000; }
 
 /// Whether a proposal may be for us. cuDNN answers with several kinds of math, whatever the
-/// descriptor says. Those for tensor cores round to TF32, and ALLOW_CONVERSION even to half.
-bool is_for_us(cudnnMathType_t math, bool tf32) {
+/// descriptor says. Those for tensor cores round float32 to TF32, and ALLOW_CONVERSION even to
+/// half.
+bool is_for_us(cudnnMathType_t math, bool tensor_cores) {
   return math == CUDNN_DEFAULT_MATH || math == CUDNN_FMA_MATH ||
-         (tf32 && math == CUDNN_TENSOR_OP_MATH);
+         (tensor_cores && math == CUDNN_TENSOR_OP_MATH);
+}
+
+cudnnDataType_t cudnn_type(ElementType type) {
+  if (type == ElementType::bf16) return CUDNN_DATA_BFLOAT16;
+  return type == ElementType::fp16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
 }
 
 /// Makes a descriptor with cuDNN's own function and hands it to its owner.
@@ -39,25 +45,25 @@ Owner make(cudnnStatus_t (*create)(Pointer*), const char* call, const std::strin
 }
 
 TensorDescriptor describe_tensor(const Shape& shape, cudnnTensorFormat_t format,
-                                 const std::string& device) {
+                                 cudnnDataType_t type, const std::string& device) {
   auto descriptor =
       make<TensorDescriptor>(cudnnCreateTensorDescriptor, "cudnnCreateTensorDescriptor", device);
   const int n = int(shape[0]), height = int(shape[1]), width = int(shape[2]);
   const int channels = int(shape[3]);
-  check(cudnnSetTensor4dDescriptor(descriptor.get(), format, CUDNN_DATA_FLOAT, n, channels, height,
-                                   width),
+  check(cudnnSetTensor4dDescriptor(descriptor.get(), format, type, n, channels, height, width),
         "cudnnSetTensor4dDescriptor", device);
   return descriptor;
 }
 
-Layout layout_of(const Window2d& g, bool channels_first, const std::string& device) {
+Layout layout_of(const Window2d& g, bool channels_first, cudnnDataType_t type,
+                 const std::string& device) {
   const auto format = channels_first ? CUDNN_TENSOR_NCHW : CUDNN_TENSOR_NHWC;
-  Layout made{.x = describe_tensor(g.input(), format, device),
-              .y = describe_tensor(g.output(), format, device),
-              .bias = describe_tensor({1, 1, 1, g.out_channels}, format, device),
+  Layout made{.x = describe_tensor(g.input(), format, type, device),
+              .y = describe_tensor(g.output(), format, type, device),
+              .bias = describe_tensor({1, 1, 1, g.out_channels}, format, CUDNN_DATA_FLOAT, device),
               .weight = make<FilterDescriptor>(cudnnCreateFilterDescriptor,
                                                "cudnnCreateFilterDescriptor", device)};
-  check(cudnnSetFilter4dDescriptor(made.weight.get(), CUDNN_DATA_FLOAT, format, int(g.out_channels),
+  check(cudnnSetFilter4dDescriptor(made.weight.get(), type, format, int(g.out_channels),
                                    int(g.in_channels), int(g.kernel), int(g.kernel)),
         "cudnnSetFilter4dDescriptor", device);
   return made;
@@ -184,8 +190,9 @@ std::optional<typename Pass::Algorithm> algorithm_of(Fast way) {
 // --- Memory --------------------------------------------------------------------------------------
 
 /// Copies and workspaces begin where cuDNN's vector loads want them.
+template <class T>
 size_t aligned_bytes(const Shape& shape) {
-  return (shape.elements() * sizeof(Real) + 255) / 256 * 256;
+  return (shape.elements() * sizeof(T) + 255) / 256 * 256;
 }
 
 /// A tensor that looks the same in both layouts is not copied.
@@ -194,7 +201,8 @@ bool looks_different(const Shape& shape) { return shape[3] > 1 && shape[1] * sha
 }  // namespace
 
 /// Scratch memory of one pass: the workspace of its algorithm, the copies for channels first, and
-/// room for what the pass makes itself.
+/// room for what the pass makes itself. All are numbers T.
+template <class T>
 class PassMemory {
  public:
   /// `tensors`: the shapes (channels last) of what the pass reads or writes. `made`: of what it
@@ -202,39 +210,58 @@ class PassMemory {
   PassMemory(CudaStream& stream, bool channels_first, std::initializer_list<Shape> tensors,
              const std::optional<Shape>& made, size_t workspace)
       : stream_(stream), channels_first_(channels_first) {
-    size_t bytes = workspace + (made ? aligned_bytes(*made) : 0);
-    for (const Shape& shape : tensors) bytes += is_copied(shape) ? aligned_bytes(shape) : 0;
+    size_t bytes = workspace + (made ? aligned_bytes<T>(*made) : 0);
+    for (const Shape& shape : tensors) bytes += is_copied(shape) ? aligned_bytes<T>(shape) : 0;
     next_ = static_cast<char*>(stream_.scratch(bytes));
   }
 
   void* workspace() const { return next_; }
-  Real* room(const Shape& shape) {
-    return reinterpret_cast<Real*>(std::exchange(next_, next_ + aligned_bytes(shape)));
+  T* room(const Shape& shape) {
+    return reinterpret_cast<T*>(std::exchange(next_, next_ + aligned_bytes<T>(shape)));
   }
   /// Where cuDNN writes: the tensor itself, or room for a copy.
-  Real* write(const Shape& shape, Real* tensor) { return is_copied(shape) ? room(shape) : tensor; }
+  T* write(const Shape& shape, T* tensor) { return is_copied(shape) ? room(shape) : tensor; }
   /// What cuDNN reads: the tensor itself, or a copy made here.
-  const Real* read(const Shape& shape, const Real* tensor) {
+  const T* read(const Shape& shape, const T* tensor) {
     if (!is_copied(shape)) return tensor;
-    Real* const copy = room(shape);
-    transpose(stream_, {.images = shape[0],
-                        .rows = shape[1] * shape[2],
-                        .columns = shape[3],
-                        .from = tensor,
-                        .to = copy});
+    T* const copy = room(shape);
+    transpose(stream_, Transpose<T, T>{.images = shape[0],
+                                       .rows = shape[1] * shape[2],
+                                       .columns = shape[3],
+                                       .from = tensor,
+                                       .to = copy});
     return copy;
   }
-  /// tensor = written + bias, or += written; nothing if cuDNN wrote there itself.
-  void take_back(const Shape& shape, const Real* written, Real* tensor, const Real* bias,
-                 bool add) const {
+  /// tensor = written + bias; nothing if cuDNN wrote there itself.
+  void take_back(const Shape& shape, const T* written, T* tensor, const Real* bias) const {
     if (written == tensor) return;
-    transpose(stream_, {.images = shape[0],
-                        .rows = shape[3],
-                        .columns = shape[1] * shape[2],
-                        .from = written,
-                        .to = tensor,
-                        .bias = bias,
-                        .add = add});
+    transpose(stream_, Transpose<T, T>{.images = shape[0],
+                                       .rows = shape[3],
+                                       .columns = shape[1] * shape[2],
+                                       .from = written,
+                                       .to = tensor,
+                                       .bias = bias});
+  }
+  /// Where cuDNN writes what is added to a tensor: there itself, if it can add and writes Real.
+  T* write_sum(const Shape& shape, Real* tensor) {
+    if constexpr (std::is_same_v<T, Real>) {
+      return write(shape, tensor);
+    } else {
+      return room(shape);
+    }
+  }
+  /// tensor += written; nothing if cuDNN added there itself.
+  void add_back(const Shape& shape, const T* written, Real* tensor) const {
+    if (static_cast<const void*>(written) == tensor) return;
+    if constexpr (!std::is_same_v<T, Real>) {
+      if (!is_copied(shape)) return add_to(stream_, shape.elements(), written, tensor);
+    }
+    transpose(stream_, Transpose<T, Real>{.images = shape[0],
+                                          .rows = shape[3],
+                                          .columns = shape[1] * shape[2],
+                                          .from = written,
+                                          .to = tensor,
+                                          .add = true});
   }
 
  private:
@@ -258,17 +285,21 @@ void Libraries::make_cudnn() {
   cudnn_ = std::move(cudnn);
 }
 
-Libraries::Convolution& Libraries::convolution(const Window2d& g) {
+Libraries::Convolution& Libraries::convolution(const Window2d& g, ElementType type) {
   if (!cudnn_) make_cudnn();
-  const auto found = convolutions_.find(g);
-  return found != convolutions_.end() ? found->second
-                                      : convolutions_.emplace(g, make_convolution(g)).first->second;
+  const std::pair key(type, g);
+  const auto found = convolutions_.find(key);
+  if (found != convolutions_.end()) return found->second;
+  return convolutions_.emplace(key, make_convolution(g, type)).first->second;
 }
 
-Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
+Libraries::Convolution Libraries::make_convolution(const Window2d& g, ElementType type) const {
+  require_products_of(type);
   Convolution made;
+  made.type = type;
+  made.tensor_cores = tf32_ || type != kTypeOf<Real>;
   for (const bool channels_first : {false, true})
-    made.layouts[channels_first] = layout_of(g, channels_first, device_);
+    made.layouts[channels_first] = layout_of(g, channels_first, cudnn_type(type), device_);
   made.descriptor = make<ConvolutionDescriptor>(cudnnCreateConvolutionDescriptor,
                                                 "cudnnCreateConvolutionDescriptor", device_);
   const int padding = int(g.padding), stride = int(g.stride), dilation = 1;
@@ -276,9 +307,11 @@ Libraries::Convolution Libraries::make_convolution(const Window2d& g) const {
                                         dilation, dilation, CUDNN_CROSS_CORRELATION,
                                         CUDNN_DATA_FLOAT),
         "cudnnSetConvolution2dDescriptor", device_);
-  // The default math may use TF32; FMA is float32 throughout.
+  // Products and sums are of the descriptor's type, float32. In float32 the default math may use
+  // TF32, and FMA is float32 throughout.
+  const auto of_real = tf32_ ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
   check(cudnnSetConvolutionMathType(made.descriptor.get(),
-                                    tf32_ ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH),
+                                    type == kTypeOf<Real> ? of_real : CUDNN_TENSOR_OP_MATH),
         "cudnnSetConvolutionMathType", device_);
   return made;
 }
@@ -310,23 +343,26 @@ void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& 
           Pass::asked, device_);
     for (const auto* p = proposals; p < proposals + count; ++p) {
       if (p->status == CUDNN_STATUS_SUCCESS && p->determinism == CUDNN_DETERMINISTIC &&
-          is_for_us(p->mathType, tf32_)) {
+          is_for_us(p->mathType, conv.tensor_cores)) {
         proposed = add(p->algo) || proposed;
       }
     }
     add(Pass::always);
   }
   if (ways.empty()) fail_without_algorithm(g);
-  if (!proposed) warn_without_proposal(Pass::computes);
+  if (!proposed) warn_without_proposal(conv, Pass::computes);
 }
 
 /// The shapes of a network have this in common: it is said once.
-void Libraries::warn_without_proposal(const char* computes) const {
+void Libraries::warn_without_proposal(const Convolution& conv, const char* computes) const {
+  const char* const of_real = tf32_ ? "for TF32" : "in float32";
+  const std::string numbers =
+      conv.type == kTypeOf<Real> ? of_real : fmt::format("in {}", name_of(conv.type));
   const std::string text = fmt::format(
       "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that it has "
       "for "
       "all is taken, which may be slow",
-      device_, tf32_ ? "for TF32" : "in float32", computes);
+      device_, numbers, computes);
   if (stream_.device_state().is_new(text)) warn(text);
 }
 
@@ -341,13 +377,13 @@ void Libraries::fail_without_algorithm(const Window2d& g) const {
 
 /// Runs a pass in the first of its ways that cuDNN runs and for which there is room, and forgets
 /// those before it. pass(layout, way, memory) enqueues it; `tensors` and `made` as in PassMemory.
-template <class Algorithm, class Pass>
+template <class T, class Algorithm, class Pass>
 void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g,
                     const char* call, std::initializer_list<Shape> tensors,
                     const std::optional<Shape>& made, Pass pass) {
   for (; !ways.empty(); ways.erase(ways.begin())) {
     const Way<Algorithm> way = ways.front();
-    std::optional<PassMemory> memory;
+    std::optional<PassMemory<T>> memory;
     try {
       memory.emplace(stream_, way.channels_first, tensors, made, way.workspace);
     } catch (const DeviceError&) {
@@ -361,32 +397,35 @@ void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window
   fail_without_algorithm(g);
 }
 
-bool Libraries::conv2d_by_cudnn(const Window2d& g, const Real* x, const Real* weight,
-                                const Real* bias, Real* y) {
-  Convolution& conv = convolution(g);
+template <class T>
+bool Libraries::conv2d_by_cudnn(const Window2d& g, const T* x, const T* weight, const Real* bias,
+                                T* y) {
+  Convolution& conv = convolution(g, kTypeOf<T>);
   if (conv.forward.empty()) {
     // With few channels a sum over the window is faster than any transform.
-    const Fast fastest = tf32_ || !has_many_channels(g) ? Fast::none : fast_way(g);
+    const Fast fastest = conv.tensor_cores || !has_many_channels(g) ? Fast::none : fast_way(g);
     choose<Forward>(conv.forward, conv, g, algorithm_of<Forward>(fastest));
   }
   bool has_bias = false;
-  run(conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()}, {},
-      [&](const Layout& in, const auto& way, PassMemory& memory) {
-        const Real* const given_x = memory.read(g.input(), x);
-        const Real* const given_weight = memory.read(g.weight(), weight);
-        Real* const written = memory.write(g.output(), y);
+  run<T>(
+      conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()}, {},
+      [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
+        const T* const given_x = memory.read(g.input(), x);
+        const T* const given_weight = memory.read(g.weight(), weight);
+        T* const written = memory.write(g.output(), y);
         void* const workspace = memory.workspace();
         has_bias = written != y;  // taking y back adds it
-        if (!has_bias && conv2d_with_bias(conv, in, given_x, given_weight, bias, y, workspace)) {
-          has_bias = true;
-          return CUDNN_STATUS_SUCCESS;
+        if constexpr (std::is_same_v<T, Real>) {
+          if (!has_bias && conv2d_with_bias(conv, in, given_x, given_weight, bias, y, workspace)) {
+            has_bias = true;
+            return CUDNN_STATUS_SUCCESS;
+          }
         }
         const cudnnStatus_t status =
             cudnnConvolutionForward(cudnn_.get(), &kOne, in.x.get(), given_x, in.weight.get(),
                                     given_weight, conv.descriptor.get(), way.algorithm, workspace,
                                     way.workspace, &kZero, in.y.get(), written);
-        if (status == CUDNN_STATUS_SUCCESS)
-          memory.take_back(g.output(), written, y, bias, /*add=*/false);
+        if (status == CUDNN_STATUS_SUCCESS) memory.take_back(g.output(), written, y, bias);
         return status;
       });
   return has_bias;
@@ -408,58 +447,81 @@ bool Libraries::conv2d_with_bias(Convolution& conv, const Layout& in, const Real
   return true;
 }
 
-void Libraries::backward_input_by_cudnn(const Window2d& given, const Real* dy, const Real* weight,
-                                        Real* dx) {
-  const bool spread = !tf32_ && is_spread(given);
+template <class T>
+void Libraries::backward_input_by_cudnn(const Window2d& given, const T* dy, const T* weight,
+                                        T* dx) {
+  const bool float32 = !tf32_ && std::is_same_v<T, Real>;
+  const bool spread = float32 && is_spread(given);
   const Window2d g = spread ? at_every_pixel(given) : given;
-  Convolution& conv = convolution(g);
+  Convolution& conv = convolution(g, kTypeOf<T>);
   if (conv.backward_input.empty()) {
-    const Fast fastest = tf32_ ? Fast::none : fast_way(g);
+    const Fast fastest = float32 ? fast_way(g) : Fast::none;
     choose<BackwardInput>(conv.backward_input, conv, g, algorithm_of<BackwardInput>(fastest));
   }
-  run(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
-      {g.weight(), g.output(), g.input()}, spread ? std::optional<Shape>(g.output()) : std::nullopt,
-      [&](const Layout& in, const auto& way, PassMemory& memory) {
-        const Real* all_dy = dy;
-        if (spread) {
-          Real* const room = memory.room(g.output());
-          spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
-          all_dy = room;
-        }
-        const Real* const given_weight = memory.read(g.weight(), weight);
-        const Real* const given_dy = memory.read(g.output(), all_dy);
-        Real* const written = memory.write(g.input(), dx);
-        const cudnnStatus_t status = cudnnConvolutionBackwardData(
-            cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
-            conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, &kZero,
-            in.x.get(), written);
-        if (status == CUDNN_STATUS_SUCCESS)
-          memory.take_back(g.input(), written, dx, /*bias=*/nullptr, /*add=*/false);
-        return status;
-      });
+  run<T>(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
+         {g.weight(), g.output(), g.input()},
+         spread ? std::optional<Shape>(g.output()) : std::nullopt,
+         [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
+           const T* all_dy = dy;
+           if (spread) {
+             T* const room = memory.room(g.output());
+             spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
+             all_dy = room;
+           }
+           const T* const given_weight = memory.read(g.weight(), weight);
+           const T* const given_dy = memory.read(g.output(), all_dy);
+           T* const written = memory.write(g.input(), dx);
+           const cudnnStatus_t status = cudnnConvolutionBackwardData(
+               cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
+               conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, &kZero,
+               in.x.get(), written);
+           if (status == CUDNN_STATUS_SUCCESS)
+             memory.take_back(g.input(), written, dx, /*bias=*/nullptr);
+           return status;
+         });
 }
 
-void Libraries::backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy,
+template <class T>
+void Libraries::backward_weight_by_cudnn(const Window2d& g, const T* x, const T* dy,
                                          Real* dweight) {
-  Convolution& conv = convolution(g);
+  constexpr bool kRounds = !std::is_same_v<T, Real>;
+  Convolution& conv = convolution(g, kTypeOf<T>);
   if (conv.backward_weight.empty()) {
-    const Fast fastest = tf32_ ? Fast::none : fast_way(g);
+    const Fast fastest = conv.tensor_cores ? Fast::none : fast_way(g);
     choose<BackwardWeight>(conv.backward_weight, conv, g, algorithm_of<BackwardWeight>(fastest));
   }
-  run(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
-      {g.input(), g.output(), g.weight()}, {},
-      [&](const Layout& in, const auto& way, PassMemory& memory) {
-        const Real* const given_x = memory.read(g.input(), x);
-        const Real* const given_dy = memory.read(g.output(), dy);
-        Real* const written = memory.write(g.weight(), dweight);
-        const float* const beta = written == dweight ? &kOne : &kZero;  // a copy is added after it
-        const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
-            cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy, conv.descriptor.get(),
-            way.algorithm, memory.workspace(), way.workspace, beta, in.weight.get(), written);
-        if (status == CUDNN_STATUS_SUCCESS)
-          memory.take_back(g.weight(), written, dweight, /*bias=*/nullptr, /*add=*/true);
-        return status;
-      });
+  run<T>(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
+         {g.input(), g.output(), g.weight()}, kRounds ? std::optional(g.weight()) : std::nullopt,
+         [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
+           const T* const given_x = memory.read(g.input(), x);
+           const T* const given_dy = memory.read(g.output(), dy);
+           T* const written = memory.write_sum(g.weight(), dweight);
+           const bool adds = static_cast<void*>(written) == dweight;
+           const float* const beta = adds ? &kOne : &kZero;  // a copy is added after it
+           const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
+               cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy,
+               conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, beta,
+               in.weight.get(), written);
+           if (status == CUDNN_STATUS_SUCCESS) memory.add_back(g.weight(), written, dweight);
+           return status;
+         });
 }
+
+// --- For numbers of each type --------------------------------------------------------------------
+
+template bool Libraries::conv2d_by_cudnn(const Window2d&, const Real*, const Real*, const Real*,
+                                         Real*);
+template void Libraries::backward_input_by_cudnn(const Window2d&, const Real*, const Real*, Real*);
+template void Libraries::backward_weight_by_cudnn(const Window2d&, const Real*, const Real*, Real*);
+
+template bool Libraries::conv2d_by_cudnn(const Window2d&, const Bf16*, const Bf16*, const Real*,
+                                         Bf16*);
+template void Libraries::backward_input_by_cudnn(const Window2d&, const Bf16*, const Bf16*, Bf16*);
+template void Libraries::backward_weight_by_cudnn(const Window2d&, const Bf16*, const Bf16*, Real*);
+
+template bool Libraries::conv2d_by_cudnn(const Window2d&, const Fp16*, const Fp16*, const Real*,
+                                         Fp16*);
+template void Libraries::backward_input_by_cudnn(const Window2d&, const Fp16*, const Fp16*, Fp16*);
+template void Libraries::backward_weight_by_cudnn(const Window2d&, const Fp16*, const Fp16*, Real*);
 
 }  // namespace lockstep::cuda

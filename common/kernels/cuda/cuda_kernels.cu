@@ -25,9 +25,12 @@ class CudaKernels final : public BodyKernels<Launch> {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
     bool has_bias = false;
-    stream.enqueue("conv2d", [&](cudaStream_t) {
-      has_bias = stream.libraries().conv2d(g, x.on<Real>(s), weight.on<Real>(s), bias.on(s),
-                                           y.on<Real>(s));
+    with_numbers(y.type(), [&](auto number) {
+      using T = decltype(number);
+      stream.enqueue("conv2d", [&](cudaStream_t) {
+        has_bias =
+            stream.libraries().conv2d(g, x.on<T>(s), weight.on<T>(s), bias.on(s), y.on<T>(s));
+      });
     });
     if (!has_bias) add_bias(s, bias, /*relu=*/false, y);
   }
@@ -36,9 +39,11 @@ class CudaKernels final : public BodyKernels<Launch> {
                              const AnyTensor& weight, const AnyTensor& dx) override {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
-    stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
-      stream.libraries().conv2d_backward_input(g, dy.on<Real>(s), weight.on<Real>(s),
-                                               dx.on<Real>(s));
+    with_numbers(dx.type(), [&](auto number) {
+      using T = decltype(number);
+      stream.enqueue("conv2d_backward_input", [&](cudaStream_t) {
+        stream.libraries().conv2d_backward_input(g, dy.on<T>(s), weight.on<T>(s), dx.on<T>(s));
+      });
     });
   }
 
@@ -47,22 +52,37 @@ class CudaKernels final : public BodyKernels<Launch> {
                                   const Tensor& dbias) override {
     if (g.empty()) return;
     CudaStream& stream = cuda_stream(s);
-    stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
-      stream.libraries().conv2d_backward_weight(g, x.on<Real>(s), dy.on<Real>(s), dweight.on(s));
+    with_numbers(x.type(), [&](auto number) {
+      using T = decltype(number);
+      stream.enqueue("conv2d_backward_parameters", [&](cudaStream_t) {
+        stream.libraries().conv2d_backward_weight(g, x.on<T>(s), dy.on<T>(s), dweight.on(s));
+      });
     });
     add_column_sums(s, dy, dbias);
   }
 
   void matmul(Stream s, const MatMul& shape, const AnyTensor& a, const AnyTensor& b,
               const AnyTensor& c) override {
+    with_numbers(a.type(), [&](auto number) {
+      using T = decltype(number);
+      if (c.type() == kTypeOf<Real>) {
+        multiply(s, shape, a.on<T>(s), b.on<T>(s), c.on<Real>(s));
+      } else {
+        multiply(s, shape, a.on<T>(s), b.on<T>(s), c.on<T>(s));
+      }
+    });
+  }
+
+ private:
+  template <class T, class C>
+  void multiply(Stream s, const MatMul& shape, const T* a, const T* b, C* c) {
     if (shape.empty()) {
-      if (!shape.accumulate) fill(s, 0, c);
+      if (shape.accumulate) return;
+      Launch::for_each(s, "fill", shape.m * shape.n, bodies::Fill<C>{C(0), c});
       return;
     }
     CudaStream& stream = cuda_stream(s);
-    stream.enqueue("matmul", [&](cudaStream_t) {
-      stream.libraries().matmul(shape, a.on<Real>(s), b.on<Real>(s), c.on<Real>(s));
-    });
+    stream.enqueue("matmul", [&](cudaStream_t) { stream.libraries().matmul(shape, a, b, c); });
   }
 };
 

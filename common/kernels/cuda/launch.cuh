@@ -289,6 +289,8 @@ constexpr int kSumBlocks = 3;         // per multiprocessor, side by side: 80 re
 constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
 static_assert(kMostBlocks <= CudaStream::kBlockCounters);
 
+constexpr int kMostOfRow = 4;  // numbers of a row that a thread adds up: more need more registers
+
 /// Rows that a thread asks for before it adds the first.
 template <int kSize>
 constexpr int kInFlight = kSize == 1 ? 8 : 4;
@@ -427,6 +429,14 @@ __global__ void __launch_bounds__(kBlock, kSumBlocks)
 
 // --- Launchers ----------------------------------------------------------------------------------
 
+/// Part of an operation: body(i) for i in [0, n).
+template <class Body>
+void launch_each(const CudaStream& s, int64_t n, Body body) {
+  const Split at = split(n, body);
+  const unsigned blocks = blocks_for(at.packs + at.alone(), s, each_kernel<Body>);
+  each_kernel<<<blocks, kBlock, 0, s.raw()>>>(at, body);
+}
+
 /// Part of an operation: body(n, h, w, c) for every element of an NHWC shape.
 template <class Body>
 void launch_pixels(const CudaStream& s, const Shape& shape, Body body) {
@@ -459,18 +469,12 @@ void launch_reduction(CudaStream& s, int64_t rows, int64_t channels, Body body) 
 
 /// The launchers of GPUs, for BodyKernels (kernels.inl).
 struct Launch {
-  static constexpr bool kSixteenBits = false;  // cuDNN and cuBLAS are asked for float32 alone
-
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that
   /// has prepared() is prepared then, by each thread.
   template <class Body>
   static void for_each(Stream stream, const char* op, int64_t n, Body body) {
     CudaStream& s = cuda_stream(stream);
-    s.enqueue(op, [&](cudaStream_t raw) {
-      const Split at = split(n, body);
-      const unsigned blocks = blocks_for(at.packs + at.alone(), s, each_kernel<Body>);
-      each_kernel<<<blocks, kBlock, 0, raw>>>(at, body);
-    });
+    s.enqueue(op, [&](cudaStream_t) { launch_each(s, n, body); });
   }
 
   /// body(i) for i in [0, n) in marked stretches; each of them is prepared by itself.
@@ -539,7 +543,7 @@ struct Launch {
                           Body body) {
     CudaStream& s = cuda_stream(stream);
     s.enqueue(op, [&](cudaStream_t) {
-      constexpr int kSize = kPackSize<Body>;
+      constexpr int kSize = std::min(kPackSize<Body>, kMostOfRow);
       if (channels % kSize != 0) {
         launch_reduction<1, true>(s, rows, channels, body);
       } else if (packs_begin_at<kSize>(0, body, typename Body::Arrays())) {

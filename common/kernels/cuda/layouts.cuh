@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/kernels/bodies/elementwise.inl"
 #include "common/kernels/cuda/cuda_kernels.h"
 #include "common/kernels/cuda/cuda_stream.h"
 #include "common/kernels/cuda/launch.cuh"
@@ -16,13 +17,14 @@ constexpr int kTileLines = 8;  // that a block moves at a time
 using Tile = Real[kTileSide][kTileSide + 1];  // + 1: a column lies in 32 different banks
 
 /// Rows are read along the old order and written along the new.
-__device__ __forceinline__ void transpose_tile(const Transpose& t, int64_t image, int left, int top,
-                                               Tile& tile) {
+template <class From, class To>
+__device__ __forceinline__ void transpose_tile(const Transpose<From, To>& t, int64_t image,
+                                               int left, int top, Tile& tile) {
   const int rows = int(t.rows), columns = int(t.columns);  // of one image
   const int x = int(threadIdx.x), y = int(threadIdx.y);
   const int from_column = left + x < columns ? left + x : columns - 1;
-  const Real* const from = t.from + image * rows * columns;
-  Real* const to = t.to + image * rows * columns;
+  const From* const from = t.from + image * rows * columns;
+  To* const to = t.to + image * rows * columns;
   LOCKSTEP_UNROLL
   for (int first = 0; first < kTileSide; first += kTileLines) {
     const int line = first + y;
@@ -36,8 +38,8 @@ __device__ __forceinline__ void transpose_tile(const Transpose& t, int64_t image
   for (int first = 0; first < kTileSide; first += kTileLines) {
     const int line = first + y;
     if (inside && left + line < columns) {
-      Real& element = to[(left + line) * rows + top + x];
-      element = (t.add ? element : bias) + tile[x][line];
+      To& element = to[(left + line) * rows + top + x];
+      element = (t.add ? Real(element) : bias) + tile[x][line];
     }
   }
   __syncthreads();  // before the next tile is written
@@ -45,7 +47,8 @@ __device__ __forceinline__ void transpose_tile(const Transpose& t, int64_t image
 
 /// Tiles pass through shared memory. The grid has a block per tile of an image, and the images
 /// along z; of rows and images it may have fewer, which are then taken in strides.
-__global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transpose t) {
+template <class From, class To>
+__global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transpose<From, To> t) {
   __shared__ Tile tile;
   const int left = int(blockIdx.x) * kTileSide;
   for (int64_t image = blockIdx.z; image < t.images; image += gridDim.z) {
@@ -55,7 +58,8 @@ __global__ void __launch_bounds__(kTileSide* kTileLines) transpose_kernel(Transp
   }
 }
 
-void transpose(CudaStream& stream, const Transpose& t) {
+template <class From, class To>
+void transpose(CudaStream& stream, const Transpose<From, To>& t) {
   const auto tiles = [](int64_t n) { return (n + kTileSide - 1) / kTileSide; };
   constexpr int64_t kMost = 65535;  // blocks along y and z; along x 2^31 - 1
   const dim3 grid{unsigned(tiles(t.columns)), unsigned(std::min(tiles(t.rows), kMost)),
@@ -63,10 +67,11 @@ void transpose(CudaStream& stream, const Transpose& t) {
   transpose_kernel<<<grid, dim3{kTileSide, kTileLines}, 0, stream.raw()>>>(t);
 }
 
+template <class T>
 struct TakePixels {
   PixelGrid at;
-  const Real* many;
-  Real* few;
+  const T* many;
+  T* few;
   __device__ void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     few[((n * at.few_height + h) * at.few_width + w) * at.channels + c] =
         many[((n * at.many_height + h * at.stride) * at.many_width + w * at.stride) * at.channels +
@@ -74,29 +79,52 @@ struct TakePixels {
   }
 };
 
+template <class T>
 struct SpreadPixels {
   PixelGrid at;
   Divisor<uint32_t> stride;
-  const Real* few;
-  Real* many;
+  const T* few;
+  T* many;
   __device__ void operator()(int64_t n, int64_t h, int64_t w, int64_t c) const {
     const uint32_t row = stride.quotient(uint32_t(h)), column = stride.quotient(uint32_t(w));
     const bool taken = row * at.stride == h && column * at.stride == w && row < at.few_height &&
                        column < at.few_width;
     many[((n * at.many_height + h) * at.many_width + w) * at.channels + c] =
-        taken ? few[((n * at.few_height + row) * at.few_width + column) * at.channels + c]
-              : Real(0);
+        taken ? few[((n * at.few_height + row) * at.few_width + column) * at.channels + c] : T(0);
   }
 };
 
-void take_pixels(CudaStream& stream, const PixelGrid& at, const Real* many, Real* few) {
+template <class T>
+void take_pixels(CudaStream& stream, const PixelGrid& at, const T* many, T* few) {
   const Shape shape{at.images, at.few_height, at.few_width, at.channels};
-  launch_pixels(stream, shape, TakePixels{at, many, few});
+  launch_pixels(stream, shape, TakePixels<T>{at, many, few});
 }
 
-void spread_pixels(CudaStream& stream, const PixelGrid& at, const Real* few, Real* many) {
+template <class T>
+void spread_pixels(CudaStream& stream, const PixelGrid& at, const T* few, T* many) {
   const Shape shape{at.images, at.many_height, at.many_width, at.channels};
-  launch_pixels(stream, shape, SpreadPixels{at, Divisor<uint32_t>(uint32_t(at.stride)), few, many});
+  launch_pixels(stream, shape,
+                SpreadPixels<T>{at, Divisor<uint32_t>(uint32_t(at.stride)), few, many});
 }
+
+template <class T>
+void add_to(CudaStream& stream, int64_t n, const T* x, Real* y) {
+  launch_each(stream, n, bodies::Add<T, Real>{x, y});
+}
+
+// The rest of the backend, which nvcc does not compile, calls these.
+template void add_to(CudaStream&, int64_t, const Bf16*, Real*);
+template void add_to(CudaStream&, int64_t, const Fp16*, Real*);
+template void transpose(CudaStream&, const Transpose<Real, Real>&);
+template void transpose(CudaStream&, const Transpose<Bf16, Bf16>&);
+template void transpose(CudaStream&, const Transpose<Bf16, Real>&);
+template void transpose(CudaStream&, const Transpose<Fp16, Fp16>&);
+template void transpose(CudaStream&, const Transpose<Fp16, Real>&);
+template void take_pixels(CudaStream&, const PixelGrid&, const Real*, Real*);
+template void take_pixels(CudaStream&, const PixelGrid&, const Bf16*, Bf16*);
+template void take_pixels(CudaStream&, const PixelGrid&, const Fp16*, Fp16*);
+template void spread_pixels(CudaStream&, const PixelGrid&, const Real*, Real*);
+template void spread_pixels(CudaStream&, const PixelGrid&, const Bf16*, Bf16*);
+template void spread_pixels(CudaStream&, const PixelGrid&, const Fp16*, Fp16*);
 
 }  // namespace lockstep::cuda

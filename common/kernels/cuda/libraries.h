@@ -7,8 +7,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "common/core/element_type.h"
 #include "common/core/real.h"
 #include "common/core/tensor.h"
 #include "common/kernels/cuda/check.h"
@@ -17,7 +19,6 @@
 namespace lockstep::cuda {
 
 class CudaStream;
-class PassMemory;
 struct PixelGrid;
 
 /// What the libraries multiply their results by.
@@ -42,14 +43,20 @@ class Libraries {
  public:
   Libraries(CudaStream& stream, cudaStream_t raw);
 
+  // Numbers T: Real, or 16 bits. Then tensor cores multiply, and add in float32.
+
   /// As Kernels::matmul.
-  void matmul(const MatMul& shape, const Real* a, const Real* b, Real* c);
+  template <class T, class C>
+  void matmul(const MatMul& shape, const T* a, const T* b, C* c);
 
   /// Returns whether the bias is in y; if not, what computed y cannot add it.
-  bool conv2d(const Window2d& g, const Real* x, const Real* weight, const Real* bias, Real* y);
-  void conv2d_backward_input(const Window2d& g, const Real* dy, const Real* weight, Real* dx);
-  /// Adds to dweight.
-  void conv2d_backward_weight(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
+  template <class T>
+  bool conv2d(const Window2d& g, const T* x, const T* weight, const Real* bias, T* y);
+  template <class T>
+  void conv2d_backward_input(const Window2d& g, const T* dy, const T* weight, T* dx);
+  /// Adds to dweight; rounded to T first.
+  template <class T>
+  void conv2d_backward_weight(const Window2d& g, const T* x, const T* dy, Real* dweight);
 
  private:
   /// How one pass can be computed.
@@ -62,10 +69,12 @@ class Libraries {
   /// Those that are left for a pass, the best first; empty: not yet asked for.
   template <class Algorithm>
   using Ways = std::vector<Way<Algorithm>>;
-  /// What cuDNN has to know about the convolutions of one shape.
+  /// What cuDNN has to know about the convolutions of one shape, of numbers of one type.
   struct Convolution {
     Layout layouts[2];  // channels last, channels first
     ConvolutionDescriptor descriptor;
+    ElementType type = kTypeOf<Real>;
+    bool tensor_cores = false;
     Ways<cudnnConvolutionFwdAlgo_t> forward;
     Ways<cudnnConvolutionBwdDataAlgo_t> backward_input;
     Ways<cudnnConvolutionBwdFilterAlgo_t> backward_weight;
@@ -74,22 +83,32 @@ class Libraries {
 
   void make_cublas();
   void make_cudnn();
-  Convolution& convolution(const Window2d& g);
-  Convolution make_convolution(const Window2d& g) const;
+  void require_products_of(ElementType type) const;
+  template <class T>
+  T* scratch(int64_t n);
+  template <class T>
+  void product(const MatMul& shape, const T* a, const T* b, T* c);
+  template <class T, class C>
+  void add_rounded(const MatMul& shape, const T* a, const T* b, T* rounded, C* c);
+  Convolution& convolution(const Window2d& g, ElementType type);
+  Convolution make_convolution(const Window2d& g, ElementType type) const;
   template <class Pass>
   void choose(Ways<typename Pass::Algorithm>& ways, const Convolution& conv, const Window2d& g,
               std::optional<typename Pass::Algorithm> fastest) const;
-  template <class Algorithm, class Pass>
+  template <class T, class Algorithm, class Pass>
   void run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g, const char* call,
            std::initializer_list<Shape> tensors, const std::optional<Shape>& made, Pass pass);
-  bool conv2d_by_cudnn(const Window2d& g, const Real* x, const Real* weight, const Real* bias,
-                       Real* y);
+  template <class T>
+  bool conv2d_by_cudnn(const Window2d& g, const T* x, const T* weight, const Real* bias, T* y);
   bool conv2d_with_bias(Convolution& conv, const Layout& layout, const Real* x, const Real* weight,
                         const Real* bias, Real* y, void* memory);
-  void backward_input_by_cudnn(const Window2d& g, const Real* dy, const Real* weight, Real* dx);
-  void backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy, Real* dweight);
-  const Real* seen_pixels(const Window2d& g, const Real* x);
-  void warn_without_proposal(const char* computes) const;
+  template <class T>
+  void backward_input_by_cudnn(const Window2d& g, const T* dy, const T* weight, T* dx);
+  template <class T>
+  void backward_weight_by_cudnn(const Window2d& g, const T* x, const T* dy, Real* dweight);
+  template <class T>
+  const T* seen_pixels(const Window2d& g, const T* x, T* room);
+  void warn_without_proposal(const Convolution& conv, const char* computes) const;
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;
@@ -100,7 +119,7 @@ class Libraries {
   CublasHandle cublas_;
   CudnnHandle cudnn_;
   ActivationDescriptor identity_;
-  std::map<Window2d, Convolution> convolutions_;
+  std::map<std::pair<ElementType, Window2d>, Convolution> convolutions_;
 };
 
 /// The pixels that a window sees among those of the images `many`, [batch, height, width,

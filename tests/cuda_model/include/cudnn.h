@@ -16,7 +16,12 @@ typedef enum {
   CUDNN_STATUS_INTERNAL_ERROR = 4000,
   CUDNN_STATUS_EXECUTION_FAILED = 5000
 } cudnnStatus_t;
-typedef enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_DOUBLE = 1, CUDNN_DATA_HALF = 2 } cudnnDataType_t;
+typedef enum {
+  CUDNN_DATA_FLOAT = 0,
+  CUDNN_DATA_DOUBLE = 1,
+  CUDNN_DATA_HALF = 2,
+  CUDNN_DATA_BFLOAT16 = 9
+} cudnnDataType_t;
 typedef enum {
   CUDNN_DEFAULT_MATH = 0,
   CUDNN_TENSOR_OP_MATH = 1,

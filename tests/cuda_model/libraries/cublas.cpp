@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "libraries/sixteen.h"
 #include "libraries/tf32.h"
 #include "runtime/model.h"
 
@@ -20,29 +21,39 @@ struct Gemm {
   bool transpose_a, transpose_b;
   int m, n, k;
   float alpha, beta;
-  const float* a;
-  const float* b;
-  float* c;
+  const void* a;
+  const void* b;
+  void* c;
+  Number number, result;  // of a and b, and of c
   int lda, ldb, ldc;
   bool tf32;
+  bool rounds_parts = false;  // cuBLAS may add parts of a long sum in the type of c
 };
 
 /// op(X) of `rows` x `columns`, column-major and without gaps.
-std::vector<float> pack(const float* x, int ld, bool transpose, int rows, int columns, bool tf32) {
+std::vector<float> pack(const Gemm& g, const void* x, int ld, bool transpose, int rows,
+                        int columns) {
   std::vector<float> packed(static_cast<size_t>(rows) * columns);
   for (int column = 0; column < columns; ++column) {
     for (int row = 0; row < rows; ++row) {
-      const float value = transpose ? x[size_t(row) * ld + column] : x[size_t(column) * ld + row];
-      packed[size_t(column) * rows + row] = tf32 ? to_tf32(value) : value;
+      const size_t at = transpose ? size_t(row) * ld + column : size_t(column) * ld + row;
+      const float value = load(g.number, x, at);
+      packed[size_t(column) * rows + row] = g.tf32 ? to_tf32(value) : value;
     }
   }
   return packed;
 }
 
+float rounded(Number kind, float x) {
+  float memory = 0;
+  store(kind, x, &memory, 0);
+  return load(kind, &memory, 0);
+}
+
 /// C = alpha op(A) op(B) + beta C; where beta is 0, C is not read.
 void run(const Gemm& g) {
-  const std::vector<float> a = pack(g.a, g.lda, g.transpose_a, g.m, g.k, g.tf32);
-  const std::vector<float> b = pack(g.b, g.ldb, g.transpose_b, g.k, g.n, g.tf32);
+  const std::vector<float> a = pack(g, g.a, g.lda, g.transpose_a, g.m, g.k);
+  const std::vector<float> b = pack(g, g.b, g.ldb, g.transpose_b, g.k, g.n);
   std::vector<double> sums(g.m);
   for (int column = 0; column < g.n; ++column) {
     std::fill(sums.begin(), sums.end(), 0.0);
@@ -50,12 +61,36 @@ void run(const Gemm& g) {
       const double factor = b[size_t(column) * g.k + i];
       const float* a_column = a.data() + size_t(i) * g.m;
       for (int row = 0; row < g.m; ++row) sums[row] += factor * a_column[row];
+      if (g.rounds_parts && i == g.k / 2) {
+        for (double& sum : sums) sum = rounded(g.result, float(sum));
+      }
     }
-    float* c = g.c + size_t(column) * g.ldc;
     for (int row = 0; row < g.m; ++row) {
-      c[row] = float(g.alpha * sums[row] + (g.beta == 0 ? 0.0 : double(g.beta) * c[row]));
+      const size_t at = size_t(column) * g.ldc + row;
+      const double before = g.beta == 0 ? 0.0 : double(g.beta) * load(g.result, g.c, at);
+      store(g.result, float(g.alpha * sums[row] + before), g.c, at);
     }
   }
+}
+
+Number kind_of(cudaDataType type) {
+  if (type == CUDA_R_16BF) return Number::bf16;
+  return type == CUDA_R_16F ? Number::fp16 : Number::real;
+}
+
+cublasStatus_t enqueue(cublasHandle_t handle, const Gemm& g) {
+  if (g.m < 0 || g.n < 0 || g.k < 0 || g.lda < std::max(1, g.transpose_a ? g.k : g.m) ||
+      g.ldb < std::max(1, g.transpose_b ? g.n : g.k) || g.ldc < std::max(1, g.m)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (g.m == 0 || g.n == 0) return CUBLAS_STATUS_SUCCESS;
+  void* workspace = handle->workspace;
+  const size_t bytes = std::min<size_t>(handle->workspace_bytes, 4096);
+  const cudaError_t error = enqueue_kernel(handle->stream, [=] {
+    if (workspace != nullptr) std::memset(workspace, 0xa5, bytes);
+    run(g);
+  });
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 template <class Body>
@@ -133,21 +168,31 @@ cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t transa,
                            const float* A, int lda, const float* B, int ldb, const float* beta,
                            float* C, int ldc) {
   return call("cublasSgemm", handle, [&] {
-    const bool ta = transa != CUBLAS_OP_N, tb = transb != CUBLAS_OP_N;
-    if (m < 0 || n < 0 || k < 0 || lda < std::max(1, ta ? k : m) || ldb < std::max(1, tb ? n : k) ||
-        ldc < std::max(1, m) || alpha == nullptr || beta == nullptr) {
-      return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    if (m == 0 || n == 0) return CUBLAS_STATUS_SUCCESS;
+    if (alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     const bool tf32 = (handle->math & 15) == CUBLAS_TF32_TENSOR_OP_MATH;
-    const Gemm gemm{ta, tb, m, n, k, *alpha, *beta, A, B, C, lda, ldb, ldc, tf32};
-    void* workspace = handle->workspace;
-    const size_t bytes = std::min<size_t>(handle->workspace_bytes, 4096);
-    const cudaError_t error = enqueue_kernel(handle->stream, [=] {
-      if (workspace != nullptr) std::memset(workspace, 0xa5, bytes);
-      run(gemm);
-    });
-    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    return enqueue(handle, {transa != CUBLAS_OP_N, transb != CUBLAS_OP_N, m, n, k, *alpha, *beta, A,
+                            B, C, Number::real, Number::real, lda, ldb, ldc, tf32});
+  });
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa,
+                            cublasOperation_t transb, int m, int n, int k, const void* alpha,
+                            const void* A, cudaDataType Atype, int lda, const void* B,
+                            cudaDataType Btype, int ldb, const void* beta, void* C,
+                            cudaDataType Ctype, int ldc, cublasComputeType_t computeType,
+                            cublasGemmAlgo_t) {
+  return call("cublasGemmEx", handle, [&] {
+    if (alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    // The sums of 16-bit products that cuBLAS's documentation lists for a compute type of float32.
+    if (computeType != CUBLAS_COMPUTE_32F || Atype != Btype || Atype == CUDA_R_32F ||
+        (Ctype != Atype && Ctype != CUDA_R_32F)) {
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    const bool parts_in_float32 = handle->math & CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    const float one = *static_cast<const float*>(alpha);  // of the compute type
+    return enqueue(handle, {transa != CUBLAS_OP_N, transb != CUBLAS_OP_N, m, n, k, one,
+                            *static_cast<const float*>(beta), A, B, C, kind_of(Atype),
+                            kind_of(Ctype), lda, ldb, ldc, /*tf32=*/false, !parts_in_float32});
   });
 }
 

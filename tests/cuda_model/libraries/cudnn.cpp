@@ -3,18 +3,28 @@
 #include <cmath>
 
 #include "libraries/cudnn_internal.h"
+#include "libraries/sixteen.h"
 #include "libraries/tf32.h"
 
 using namespace cuda_model;
 
 namespace {
 
-/// Position of (n, c, h, w) in memory of the tensor's format; filters count k as n.
+Number kind_of(cudnnDataType_t type) {
+  if (type == CUDNN_DATA_BFLOAT16) return Number::bf16;
+  return type == CUDNN_DATA_HALF ? Number::fp16 : Number::real;
+}
+
+/// Position of (n, c, h, w) in memory of the tensor's format, and the type of its numbers; filters
+/// count k as n.
 struct Layout {
+  cudnnDataType_t type;
   bool nhwc;
   size_t n, c, h, w;
-  explicit Layout(const cudnnTensorStruct& t) : nhwc(t.nhwc), n(t.n), c(t.c), h(t.h), w(t.w) {}
-  explicit Layout(const cudnnFilterStruct& f) : nhwc(f.nhwc), n(f.k), c(f.c), h(f.h), w(f.w) {}
+  explicit Layout(const cudnnTensorStruct& t)
+      : type(t.type), nhwc(t.nhwc), n(t.n), c(t.c), h(t.h), w(t.w) {}
+  explicit Layout(const cudnnFilterStruct& f)
+      : type(f.type), nhwc(f.nhwc), n(f.k), c(f.c), h(f.h), w(f.w) {}
   /// visit(position in memory, position in packed NHWC order) of every element.
   template <class Visit>
   void each(Visit visit) const {
@@ -35,16 +45,20 @@ struct Layout {
   }
 };
 
-Values pack(const Layout& layout, const float* data, bool tf32) {
+Values pack(const Layout& layout, const void* data, bool tf32) {
   Values packed(layout.n * layout.c * layout.h * layout.w);
-  layout.each([&](size_t at, size_t i) { packed[i] = tf32 ? to_tf32(data[at]) : data[at]; });
+  layout.each([&](size_t at, size_t i) {
+    const float value = load(kind_of(layout.type), data, at);
+    packed[i] = tf32 ? to_tf32(value) : value;  // numbers of 16 bits have no more digits
+  });
   return packed;
 }
 
 /// data = alpha * result + beta * data; where beta is 0, data is not read.
-void blend(const Layout& layout, const Values& result, float alpha, float beta, float* data) {
+void blend(const Layout& layout, const Values& result, float alpha, float beta, void* data) {
+  const Number kind = kind_of(layout.type);
   layout.each([&](size_t at, size_t i) {
-    data[at] = alpha * result[i] + (beta == 0 ? 0.0f : beta * data[at]);
+    store(kind, alpha * result[i] + (beta == 0 ? 0.0f : beta * load(kind, data, at)), data, at);
   });
 }
 
@@ -121,8 +135,8 @@ cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha,
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
       const Values result =
-          finish(convolve(shape, pack(x_layout, input(x), tf32), pack(w_layout, input(w), tf32)));
-      blend(y_layout, result, a, b, static_cast<float*>(y));
+          finish(convolve(shape, pack(x_layout, x, tf32), pack(w_layout, w, tf32)));
+      blend(y_layout, result, a, b, y);
     });
   });
 }
@@ -139,7 +153,8 @@ cudnnStatus_t cudnnConvolutionBiasActivationForward(
     Algorithm algorithm{};
     if (const auto bad = make_shape(handle, x_desc, w_desc, conv, y_desc, &shape)) return bad;
     if (!z_desc || !z || !bias_desc || !bias || !activation_desc || bias_desc->c != shape.k ||
-        bias_desc->elements() != size_t(shape.k) || z_desc->elements() != y_desc->elements()) {
+        bias_desc->elements() != size_t(shape.k) || bias_desc->type != y_desc->type ||
+        z_desc->elements() != y_desc->elements()) {
       return refuse(CUDNN_STATUS_BAD_PARAM, "z, bias or activation is null or does not fit");
     }
     const cudnnActivationStruct activation = *activation_desc;
@@ -156,15 +171,13 @@ cudnnStatus_t cudnnConvolutionBiasActivationForward(
     const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha1), of_z = scalar(alpha2);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
-      Values result =
-          finish(convolve(shape, pack(x_layout, input(x), tf32), pack(w_layout, input(w), tf32)));
-      const Values added =
-          of_z == 0 ? Values(result.size(), 0.0f) : pack(z_layout, input(z), false);
+      Values result = finish(convolve(shape, pack(x_layout, x, tf32), pack(w_layout, w, tf32)));
+      const Values added = of_z == 0 ? Values(result.size(), 0.0f) : pack(z_layout, z, false);
       for (size_t i = 0; i < result.size(); ++i) {
         const float sum = a * result[i] + of_z * added[i] + input(bias)[i % shape.k];
         result[i] = activate(activation, sum);
       }
-      blend(y_layout, result, 1, 0, static_cast<float*>(y));
+      blend(y_layout, result, 1, 0, y);
     });
   });
 }
@@ -187,9 +200,9 @@ cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alp
     const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
-      const Values result = finish(convolve_backward_data(shape, pack(w_layout, input(w), tf32),
-                                                          pack(dy_layout, input(dy), tf32)));
-      blend(dx_layout, result, a, b, static_cast<float*>(dx));
+      const Values result =
+          finish(convolve_backward_data(shape, pack(w_layout, w, tf32), pack(dy_layout, dy, tf32)));
+      blend(dx_layout, result, a, b, dx);
     });
   });
 }
@@ -212,9 +225,9 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* a
     const bool tf32 = rounds_to_tf32(algorithm, *conv);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, algorithm, workspace, bytes}.enqueue([=](auto finish) {
-      const Values result = finish(convolve_backward_filter(shape, pack(x_layout, input(x), tf32),
-                                                            pack(dy_layout, input(dy), tf32)));
-      blend(dw_layout, result, a, b, static_cast<float*>(dw));
+      const Values result = finish(
+          convolve_backward_filter(shape, pack(x_layout, x, tf32), pack(dy_layout, dy, tf32)));
+      blend(dw_layout, result, a, b, dw);
     });
   });
 }
@@ -232,7 +245,7 @@ cudnnStatus_t cudnnConvolutionBackwardBias(cudnnHandle_t handle, const void* alp
     return Call{handle, {0, true, 0}, nullptr, 0}.enqueue([=](auto) {
       std::vector<double> sums(dy_layout.c, 0.0);
       dy_layout.each([&](size_t at, size_t i) { sums[i % dy_layout.c] += input(dy)[at]; });
-      blend(db_layout, Values(sums.begin(), sums.end()), a, b, static_cast<float*>(db));
+      blend(db_layout, Values(sums.begin(), sums.end()), a, b, db);
     });
   });
 }
@@ -268,6 +281,6 @@ cudnnStatus_t cudnnTransformTensor(cudnnHandle_t handle, const void* alpha,
     const Layout from(*x_desc), to(*y_desc);
     const float a = scalar(alpha), b = scalar(beta);
     return Call{handle, {0, true, 0}, nullptr, 0}.enqueue(
-        [=](auto) { blend(to, pack(from, input(x), false), a, b, static_cast<float*>(y)); });
+        [=](auto) { blend(to, pack(from, x, false), a, b, y); });
   });
 }

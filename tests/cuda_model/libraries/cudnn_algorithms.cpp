@@ -95,6 +95,9 @@ cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnF
       conv->stride_h == 0) {
     return refuse(CUDNN_STATUS_BAD_PARAM, "a handle or descriptor is null or not set");
   }
+  if (x->type != w->type || x->type != y->type) {
+    return refuse(CUDNN_STATUS_BAD_PARAM, "input, filter and output have different types");
+  }
   const int window_h = (w->h - 1) * conv->dilation_h + 1;
   const int window_w = (w->w - 1) * conv->dilation_w + 1;
   const int room_h = x->h + 2 * conv->pad_h - window_h, room_w = x->w + 2 * conv->pad_w - window_w;

@@ -4,8 +4,14 @@
 #include "runtime/environment.h"
 
 namespace {
+
 thread_local std::string last_message;
+
+bool is_known(cudnnDataType_t type) {
+  return type == CUDNN_DATA_FLOAT || type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16;
 }
+
+}  // namespace
 
 namespace cuda_model {
 
@@ -96,10 +102,10 @@ cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t desc, cudnnTens
     if (desc == nullptr || n <= 0 || c <= 0 || h <= 0 || w <= 0) {
       return refuse(CUDNN_STATUS_BAD_PARAM, "cudnnSetTensor4dDescriptor: a size is not positive");
     }
-    if (type != CUDNN_DATA_FLOAT) {
-      return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the CUDA model knows CUDNN_DATA_FLOAT only");
+    if (!is_known(type)) {
+      return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the CUDA model knows FLOAT, HALF and BFLOAT16");
     }
-    *desc = {format == CUDNN_TENSOR_NHWC, n, c, h, w};
+    *desc = {type, format == CUDNN_TENSOR_NHWC, n, c, h, w};
     return CUDNN_STATUS_SUCCESS;
   });
 }
@@ -110,10 +116,10 @@ cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t desc, cudnnData
     if (desc == nullptr || k <= 0 || c <= 0 || h <= 0 || w <= 0) {
       return refuse(CUDNN_STATUS_BAD_PARAM, "cudnnSetFilter4dDescriptor: a size is not positive");
     }
-    if (type != CUDNN_DATA_FLOAT) {
-      return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the CUDA model knows CUDNN_DATA_FLOAT only");
+    if (!is_known(type)) {
+      return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the CUDA model knows FLOAT, HALF and BFLOAT16");
     }
-    *desc = {format == CUDNN_TENSOR_NHWC, k, c, h, w};
+    *desc = {type, format == CUDNN_TENSOR_NHWC, k, c, h, w};
     return CUDNN_STATUS_SUCCESS;
   });
 }

@@ -12,11 +12,13 @@ struct cudnnContext {
   cudaStream_t stream = nullptr;
 };
 struct cudnnTensorStruct {
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
   bool nhwc = false;
   int n = 0, c = 0, h = 0, w = 0;  // 0: not set
   size_t elements() const { return size_t(n) * c * h * w; }
 };
 struct cudnnFilterStruct {
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
   bool nhwc = false;
   int k = 0, c = 0, h = 0, w = 0;
   size_t elements() const { return size_t(k) * c * h * w; }

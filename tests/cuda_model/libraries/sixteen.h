@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -41,5 +42,23 @@ struct Sixteen {
   static constexpr int kBias = (1 << (14 - kFraction)) - 1;
   static constexpr int kInfinity = ((1 << (15 - kFraction)) - 1) << kFraction;
 };
+
+/// What a number in memory is.
+enum class Number { real, bf16, fp16 };
+
+inline float load(Number kind, const void* data, size_t i) {
+  if (kind == Number::bf16) return static_cast<const Sixteen<7>*>(data)[i];
+  if (kind == Number::fp16) return static_cast<const Sixteen<10>*>(data)[i];
+  return static_cast<const float*>(data)[i];
+}
+inline void store(Number kind, float x, void* data, size_t i) {
+  if (kind == Number::bf16) {
+    static_cast<Sixteen<7>*>(data)[i] = Sixteen<7>(x);
+  } else if (kind == Number::fp16) {
+    static_cast<Sixteen<10>*>(data)[i] = Sixteen<10>(x);
+  } else {
+    static_cast<float*>(data)[i] = x;
+  }
+}
 
 }  // namespace cuda_model

@@ -9,12 +9,14 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_test_files.h"
 #include "tests/support/nn_test_support.h"
+#include "tests/support/sixteen_operations.h"
 #include "tests/unit/kernels/kernels_test_support.h"
 
 namespace lockstep {
 namespace {
 
 using namespace testing::kernels;
+using namespace testing::sixteen;
 using Catch::Matchers::ContainsSubstring;
 using testing::random_values;
 using testing::TestDevice;
@@ -22,173 +24,12 @@ using Values = std::vector<Real>;
 
 #ifndef LOCKSTEP_DOUBLE  // which computes in float64 alone
 
-Values rounded(Values values, ElementType type) {
-  with_numbers(type, [&](auto number) {
-    for (Real& value : values) value = Real(decltype(number)(value));
-  });
-  return values;
-}
-
-/// A call of an operation, with tensors of `stored`. Numbers are those of `type` in any case.
-struct Trial {
-  const TestDevice& d;
-  ElementType stored, type;
-  struct Given {
-    AnyTensor tensor;
-    bool rounds;  // what is in it afterwards
-  };
-  std::vector<Given> given{};
-
-  Kernels& kernels() const { return d.kernels(); }
-  AnyTensor in(const Shape& shape, uint32_t seed) const {
-    return put(shape, rounded(random_values(shape, seed), type));
-  }
-  /// An activation that the operation writes.
-  AnyTensor out(const Shape& shape) {
-    given.push_back({in(shape, 99), true});
-    return given.back().tensor;
-  }
-  /// A sum, or a gradient of parameters: Real always.
-  Tensor sum(const Shape& shape, bool rounds = false) {
-    const Tensor tensor = d.put(shape, rounded(random_values(shape, 98), type));
-    given.push_back({tensor, rounds});
-    return tensor;
-  }
-  Tensor real(const Shape& shape, uint32_t seed) const {
-    return d.put(shape, random_values(shape, seed));
-  }
-  Positions positions(const Shape& shape) const {
-    if (stored == kTypeOf<Real>) return IndexTensor::empty(d.stream, shape);
-    return BasicTensor<int16_t>::empty(d.stream, shape);
-  }
-
- private:
-  AnyTensor put(const Shape& shape, const Values& values) const {
-    return with_numbers(stored, [&](auto number) -> AnyTensor {
-      using T = decltype(number);
-      std::vector<T> all;
-      for (const Real value : values) all.push_back(T(value));
-      return BasicTensor<T>::from_host(d.stream, shape, all);
-    });
-  }
-};
-
-struct Operation {
-  std::string name;
-  std::function<void(Trial&)> call;
-};
-
-const Shape kImages{3, 6, 4, 7}, kRows{9, 11};
-
-void norm_and_backward(Trial& t, bool relu, bool skip) {
-  const int64_t c = kImages[3];
-  const AnyTensor x = t.in(kImages, 1), dy = t.in(kImages, 2);
-  const Tensor weight = t.real({c}, 3), bias = t.real({c}, 4), norm = t.sum({2 * c + 1});
-  t.kernels().batch_norm_measure(t.d.stream, x, Real(1e-5), Real(0.1), t.sum({c}), t.sum({c}),
-                                 norm);
-  t.kernels().batch_norm_statistics(t.d.stream, x, t.sum({2 * c + 1}));
-  t.kernels().batch_norm(t.d.stream, x, norm, weight, bias, skip ? t.in(kImages, 5) : AnyTensor(),
-                         relu, t.out(kImages));
-  const Tensor sums = t.sum({2, c});
-  t.kernels().batch_norm_backward_sums(t.d.stream, x, dy, norm, weight, bias, relu, sums,
-                                       t.sum({c}), t.sum({c}));
-  t.kernels().batch_norm_backward_input(t.d.stream, x, dy, norm, weight, bias, relu, sums,
-                                        t.out(kImages));
-}
-
-void pool(Trial& t, int64_t kernel, int64_t stride, bool relu) {
-  const Window2d g = make_window("pool", kImages, kImages[3], kImages[3], kernel, stride, 0);
-  const Positions where = t.positions(g.output());
-  t.kernels().max_pool2d(t.d.stream, g, relu, t.in(kImages, 1), t.out(g.output()), where);
-  t.kernels().max_pool2d_backward(t.d.stream, g, t.in(g.output(), 2), where, t.out(kImages));
-}
-
-void averages(Trial& t, int64_t height, int64_t width) {
-  const Shape few{kImages[0], height, width, kImages[3]};
-  t.kernels().adaptive_avg_pool2d(t.d.stream, t.in(kImages, 1), t.out(few));
-  t.kernels().adaptive_avg_pool2d_backward(t.d.stream, t.in(few, 2), t.out(kImages));
-}
-
-void convolve(Trial& t, const Window2d& g) {
-  const AnyTensor x = t.in(g.input(), 1), weight = t.in(g.weight(), 2), dy = t.in(g.output(), 3);
-  t.kernels().conv2d(t.d.stream, g, x, weight, t.real({g.out_channels}, 4), t.out(g.output()));
-  t.kernels().conv2d_backward_input(t.d.stream, g, dy, weight, t.out(g.input()));
-}
-
-/// y of random numbers as log-probabilities.
-void softmax(Trial& t) {
-  const Tensor y = t.sum(kRows);
-  t.kernels().log_softmax(t.d.stream, t.in(kRows, 1), y);
-  t.kernels().log_softmax_backward(t.d.stream, y, t.real(kRows, 2), t.out(kRows));
-}
-
-const std::vector<Operation> kOperations{
-    {"add", [](Trial& t) { t.kernels().add(t.d.stream, t.in(kRows, 1), t.out(kRows)); }},
-    {"add to Real", [](Trial& t) { t.kernels().add(t.d.stream, t.in(kRows, 1), t.sum(kRows)); }},
-    {"normalize_images",
-     [](Trial& t) {
-       const auto pixels = ByteTensor::from_host(t.d.stream, {4}, {0, 7, 128, 255});
-       t.kernels().normalize_images(t.d.stream, pixels, Real(0.3), Real(0.2), t.out({4}));
-     }},
-    {"relu",
-     [](Trial& t) {
-       t.kernels().relu(t.d.stream, t.in(kRows, 1), t.out(kRows));
-       t.kernels().relu_backward(t.d.stream, t.in(kRows, 1), t.in(kRows, 2), t.out(kRows));
-     }},
-    {"channels",
-     [](Trial& t) {
-       t.kernels().to_channels_first(t.d.stream, t.in(kImages, 1), t.out(kImages));
-       t.kernels().to_channels_last(t.d.stream, t.in(kImages, 1), t.out(kImages));
-     }},
-    {"bias",
-     [](Trial& t) {
-       for (const bool relu : {false, true}) {
-         t.kernels().add_bias(t.d.stream, t.real({kRows[1]}, 1), relu, t.out(kRows));
-       }
-       t.kernels().add_column_sums(t.d.stream, t.in(kRows, 2), t.sum({kRows[1]}));
-     }},
-    {"max_pool2d, windows side by side", [](Trial& t) { pool(t, 2, 2, true); }},
-    {"max_pool2d, windows that overlap", [](Trial& t) { pool(t, 3, 1, false); }},
-    {"averages", [](Trial& t) { averages(t, 4, 2); }},
-    {"averages of all", [](Trial& t) { averages(t, 1, 1); }},
-    {"batch_norm", [](Trial& t) { norm_and_backward(t, false, false); }},
-    {"batch_norm with ReLU", [](Trial& t) { norm_and_backward(t, true, false); }},
-    {"batch_norm with skip", [](Trial& t) { norm_and_backward(t, true, true); }},
-    {"dropout",
-     [](Trial& t) {
-       const AnyTensor mask = t.out(kRows);
-       t.kernels().dropout_mask(t.d.stream, t.d.state({}), {.seed = 1}, Real(0.5), mask);
-       t.kernels().apply_mask(t.d.stream, t.in(kRows, 1), mask, t.out(kRows));
-     }},
-    {"log_softmax", softmax},
-    {"convolution", [](Trial& t) { convolve(t, window(2, 7, 6, 3, 5, 3, 2, 1)); }},
-    {"convolution of few channels",
-     [](Trial& t) { convolve(t, window(16, 9, 9, 1, 10, 5, 1, 0)); }},
-    {"matmul",
-     [](Trial& t) {
-       const MatMul ab{
-           .m = 5, .n = 6, .k = 40, .transpose_a = false, .transpose_b = true, .accumulate = false};
-       t.kernels().matmul(t.d.stream, ab, t.in({5, 40}, 1), t.in({6, 40}, 2), t.out({5, 6}));
-     }},
-};
-
 TEST_CASE("An operation on numbers of 16 bits is that on Real numbers, rounded once",
           "[kernels][sixteen]") {
   const TestDevice d(GENERATE(1, 2));
-  for (const ElementType type : {ElementType::bf16, ElementType::fp16}) {
-    for (const Operation& operation : kOperations) {
-      INFO(operation.name << " in " << name_of(type));
-      Trial sixteen{d, type, type}, real{d, kTypeOf<Real>, type};
-      operation.call(sixteen);
-      operation.call(real);
-      REQUIRE(sixteen.given.size() == real.given.size());
-      for (size_t i = 0; i < real.given.size(); ++i) {
-        const Values expected = real.given[i].tensor.to_host();
-        INFO("result " << i);
-        CHECK(sixteen.given[i].tensor.to_host() ==
-              (real.given[i].rounds ? rounded(expected, type) : expected));
-      }
-    }
+  for (const Operation& operation : kOperations) {
+    each_result(d, operation, kUneven,
+                [](const Values& found, const Values& expected) { CHECK(found == expected); });
   }
 }
 
@@ -201,7 +42,7 @@ TEST_CASE("A gradient of weights is rounded once, and then added in float32",
     // [0]: from zeros in Real; [1]: from `before` in 16 bits.
     Values of_conv[2], of_bias[2], of_product[2];
     for (const bool sixteen : {false, true}) {
-      Trial t{d, sixteen ? type : kTypeOf<Real>, type};
+      Trial t{d, sixteen ? type : kTypeOf<Real>, type, kUneven};
       const Tensor dweight = sixteen ? d.put(g.weight(), before) : d.filled(g.weight(), 0);
       const Tensor dbias = d.filled({5}, 0);
       t.kernels().conv2d_backward_parameters(d.stream, g, t.in(g.input(), 1), t.in(g.output(), 2),
@@ -228,7 +69,7 @@ TEST_CASE("A gradient of weights is rounded once, and then added in float32",
 
 TEST_CASE("An empty product is zeros, or adds nothing", "[kernels][sixteen]") {
   const TestDevice d;
-  Trial t{d, ElementType::bf16, ElementType::bf16};
+  Trial t{d, ElementType::bf16, ElementType::bf16, kUneven};
   MatMul none{
       .m = 2, .n = 3, .k = 0, .transpose_a = false, .transpose_b = false, .accumulate = false};
   const AnyTensor c = t.out({2, 3});
@@ -251,8 +92,8 @@ TEST_CASE("Predictions are counted from scores of 16 bits", "[kernels][sixteen]"
 
 TEST_CASE("Numbers of another type are refused, by the types' names", "[kernels][sixteen]") {
   const TestDevice d;
-  const Trial bf16{d, ElementType::bf16, ElementType::bf16},
-      fp16{d, ElementType::fp16, ElementType::fp16};
+  const Trial bf16{d, ElementType::bf16, ElementType::bf16, kUneven},
+      fp16{d, ElementType::fp16, ElementType::fp16, kUneven};
   const AnyTensor x = bf16.in({4}, 1), y = fp16.in({4}, 1);
   for (const auto& call : std::vector<std::function<void()>>{
            [&] { d.kernels().relu(d.stream, x, y); }, [&] { d.kernels().add(d.stream, x, y); }}) {
