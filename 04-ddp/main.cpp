@@ -32,8 +32,7 @@ void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
   }
-  clip();
-  optimizer.step(context.state(), loss);
+  optimizer.step(context.state(), loss, clip);
 }
 
 void train(const DdpStageOptions& options) {
@@ -64,7 +63,7 @@ void train(const DdpStageOptions& options) {
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, *comm));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream, options.precision);
+  Context context(stream, options.precision, optimizer.loss_scale());
   const Tensor loss = parameters.loss();
   TrainingLog log("04-ddp", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));

@@ -58,7 +58,7 @@ void Checkpointer::save(const TrainingState& state) {
   settle_();
   try {
     const auto begin = std::chrono::steady_clock::now();
-    const int64_t bytes = write(state);
+    const int64_t bytes = write(with_scale(state));
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
     on_first([&] {
       say_saved(state, fmt::format("{} bytes in {:.1f} ms", bytes, time.count()));
@@ -110,6 +110,15 @@ std::string what_stays(const json& settings) {
 
 }  // namespace
 
+/// The state with the scale that fp16's gradients have now.
+TrainingState Checkpointer::with_scale(TrainingState state) const {
+  if (!optimizer().loss_scale().defined()) return state;
+  const Health health = optimizer().health().to_host().at(0);
+  state.loss_scale = health.scale;
+  state.good_steps = health.good_steps, state.skipped_steps = health.skipped;
+  return state;
+}
+
 TrainingState Checkpointer::resume(const TrainingState& first) {
   TrainingState begin = first, state;
   begin.sample_parts = sample_parts();
@@ -129,6 +138,9 @@ TrainingState Checkpointer::resumed(const TrainingState& begin) try {
   const std::string decision = on_first([&] { return checked(path->string(), begin).to_json(); });
   restore();
   TrainingState state = TrainingState::from_json(decision, "rank 0");
+  if (state.loss_scale > 0) {
+    optimizer().set_scale(Real(state.loss_scale), state.good_steps, state.skipped_steps);
+  }
   if (is_first()) {
     options_.say(fmt::format("Resumed from {}: {} steps, {} of them in epoch {}", path->string(),
                              state.steps, state.step_in_epoch, state.epoch + 1));

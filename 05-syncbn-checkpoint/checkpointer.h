@@ -75,6 +75,7 @@ class Checkpointer {
   virtual void require_fitting() const = 0;
   /// What was read becomes the state of training, on all ranks.
   virtual void restore() = 0;
+  virtual const Optimizer& optimizer() const = 0;
   /// TrainingState::sample_parts
   virtual int64_t sample_parts() const { return 0; }
 
@@ -90,6 +91,7 @@ class Checkpointer {
   bool is_first() const { return comm_.rank() == 0; }
 
  private:
+  TrainingState with_scale(TrainingState state) const;
   void say_saved(const TrainingState& state, const std::string& report);
   TrainingState resumed(const TrainingState& begin);
   std::optional<std::filesystem::path> choose();
@@ -127,6 +129,7 @@ class RankZeroCheckpointer final : public Checkpointer {
   std::string read(const std::filesystem::path& path) override;
   void require_fitting() const override { lockstep::require_fitting(checkpoint_, trained_); }
   void restore() override;
+  const Optimizer& optimizer() const override { return trained_.optimizer; }
 
   Trained trained_;
   Checkpoint checkpoint_;  // on rank 0: what was read last

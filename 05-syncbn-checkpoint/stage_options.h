@@ -48,7 +48,7 @@ struct CheckpointStageOptions : Options {
   SavingOptions saving;
 
   void add_to(OptionParser& parser) override;
-  bool has_bf16() const override { return true; }
+  bool has_precision() const override { return true; }
 };
 
 /// Throws BadInput where ranks have running statistics of their own, and a checkpoint would have

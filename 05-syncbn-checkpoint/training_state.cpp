@@ -14,6 +14,9 @@ constexpr int64_t kMost = 1'000'000'000'000'000;  // steps; no run has counted m
 constexpr const char* kVersion = "format_version";
 constexpr const char* kSettings = "settings";
 constexpr const char* kSampleParts = "sample_parts";  // may be missing
+constexpr const char* kLossScale = "loss_scale";      // likewise
+constexpr std::pair<const char*, int64_t TrainingState::*> kScaleCounts[] = {
+    {"good_steps", &TrainingState::good_steps}, {"skipped_steps", &TrainingState::skipped_steps}};
 constexpr std::pair<const char*, int64_t TrainingState::*> kWholeNumbers[] = {
     {"epoch", &TrainingState::epoch},
     {"step_in_epoch", &TrainingState::step_in_epoch},
@@ -51,6 +54,28 @@ int64_t take_whole_number(json& fields, const char* name, const std::string& wha
   return whole_number(value, fmt::format("{}: training state: {}", what, name), 0, INT64_MAX);
 }
 
+json scale_of(const TrainingState& state) {
+  json fields = {{"scale", state.loss_scale}};
+  for (const auto& [name, member] : kScaleCounts) fields[name] = state.*member;
+  return fields;
+}
+
+/// Of a run in fp16.
+void take_scale(TrainingState& state, json& fields, const std::string& what) {
+  json scale = take(fields, kLossScale, what);
+  require(scale.is_object(), "{}: training state: {} is {}, expected an object", what, kLossScale,
+          shown(scale));
+  const json value = take(scale, "scale", what);
+  require(value.is_number() && value.get<double>() > 0,
+          "{}: training state: scale is {}, expected a number above 0", what, shown(value));
+  state.loss_scale = value.get<double>();
+  for (const auto& [name, member] : kScaleCounts) {
+    state.*member = take_whole_number(scale, name, what);
+  }
+  require(scale.empty(), "{}: training state: {} has {}, expected nothing else", what, kLossScale,
+          shown(scale));
+}
+
 /// The version comes first: it decides which other fields there are.
 void require_known_version(json& fields, const std::string& what) {
   const int64_t version = take_whole_number(fields, kVersion, what);
@@ -76,6 +101,7 @@ std::string TrainingState::to_json() const {
   for (const auto& [name, member] : kWholeNumbers) fields[name] = this->*member;
   for (const auto& [name, member] : kNumbers) fields[name] = this->*member;
   if (sample_parts > 0) fields[kSampleParts] = sample_parts;
+  if (loss_scale > 0) fields[kLossScale] = scale_of(*this);
   return fields.dump();
 }
 
@@ -104,6 +130,7 @@ TrainingState TrainingState::from_json(const std::string& text, const std::strin
     state.sample_parts = whole_number(
         parts, fmt::format("{}: training state: {}", what, kSampleParts), 1, state.world_size);
   }
+  if (fields.contains(kLossScale)) take_scale(state, fields, what);
   state.settings = take(fields, kSettings, what);
   require(state.settings.is_object(), "{}: training state: settings is {}, expected an object",
           what, shown(state.settings));

@@ -25,6 +25,9 @@ struct TrainingState {
   /// Into how many parts the ranks divide a batch, where some have the same samples: stage 07. 0:
   /// every rank has its own.
   int64_t sample_parts = 0;
+  // Of --precision fp16 (Health in kernels/step_state.h); with a scale of 0 there is none.
+  double loss_scale = 0;
+  int64_t good_steps = 0, skipped_steps = 0;
   /// What else the numbers depend on: training_settings(). Names and plain values.
   nlohmann::json settings = nlohmann::json::object();
 

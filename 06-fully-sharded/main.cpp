@@ -34,8 +34,7 @@ void train_step(Model& model, const Optimizer& optimizer, const ClipByNorm& clip
     model.loss->forward(scores, part.labels, loss, context);
     model.network->backward(model.loss->backward(part.labels, context), context);
   }
-  clip();
-  optimizer.step(context.state(), loss);
+  optimizer.step(context.state(), loss, clip);
 }
 
 void train(const ShardedStageOptions& options) {

@@ -40,7 +40,7 @@ class ShardedCheckpointer : public Checkpointer {
   };
   std::vector<NamedNumbers> kept_of(size_t unit) const;
   const FullyShardedDataParallel& network() const { return network_; }
-  const Optimizer& optimizer() const { return optimizer_; }
+  const Optimizer& optimizer() const override { return optimizer_; }
 
   // Where the ranks' parameters are only parts of those of the whole network, which is what files
   // have (stage 07), these are others. All ranks call those that return numbers.

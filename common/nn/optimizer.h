@@ -51,13 +51,15 @@ struct UpdatedRange {
 };
 
 /// Scales all gradients together down to an L2 norm of `most`, as torch.nn.utils.clip_grad_norm_
-/// does. Call it between backward and the optimizer's step.
+/// does. Optimizer::step() calls it.
 class ClipByNorm {
  public:
   /// Called between the two halves of a clip with `squares` [1], the sum of all gradients' squares.
   /// It may enqueue work that adds the squares of gradients that are elsewhere.
   using AddOthers = std::function<void(const Tensor& squares)>;
 
+  /// Calls do nothing.
+  ClipByNorm() = default;
   /// `most` 0: calls do nothing.
   ClipByNorm(const FlatParameters& parameters, double most);
   /// The gradients of all ranges together.
@@ -70,9 +72,9 @@ class ClipByNorm {
   void operator()() const;
 
  private:
-  Stream stream_;
-  std::vector<UpdatedRange> ranges_;  // empty if calls do nothing
-  Real most_;
+  Stream stream_{};
+  std::vector<UpdatedRange> ranges_{};  // empty if calls do nothing
+  Real most_ = 0;
   AddOthers add_others_;
   std::vector<Tensor> counted_;
   std::vector<Tensor> sums_;  // of each counted piece, as Kernels::sum_squares() wants them
@@ -107,8 +109,9 @@ class Optimizer {
   void zero_gradients() const;
   /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too. If the
   /// loss is scaled, the gradients are divided by its scale first. One that is not finite then
-  /// skips this update, and halves the scale.
-  void step(const StepStateTensor& state, const Tensor& loss) const;
+  /// skips this update, and halves the scale. Then `clip` makes the gradients shorter.
+  void step(const StepStateTensor& state, const Tensor& loss,
+            const ClipByNorm& clip = ClipByNorm()) const;
 
   const HealthTensor& health() const { return health_; }
   /// For contexts: where the scale of the loss is, if the rule has one.
@@ -119,6 +122,8 @@ class Optimizer {
   /// SGD. Both synchronize.
   std::vector<int64_t> steps() const;
   void set_steps(const std::vector<int64_t>& steps) const;
+  /// Goes on with the scale of the loss from the end of another run, if the rule has one.
+  void set_scale(Real scale, int64_t good_steps, int64_t skipped) const;
   /// Those that it knows of, in the order of its buffers.
   const std::vector<Parameter*>& parameters() const { return marks_.parameters(); }
 

@@ -41,7 +41,7 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
   parser.add("--precision", o.precision,
-             "what layers compute in, on CPU devices: stage 01 has all three, 04 and 05 have bf16");
+             "what layers compute in; numbers of 16 bits: stages 01, 04 and 05");
   parser.add("--growth-interval", o.growth_interval,
              "fp16: good steps after which the scale of the loss is doubled", {1, 1000000000});
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
@@ -167,10 +167,10 @@ void check_precision(const ProgramInfo& program, const OptionParser& parser, con
   if (sizeof(Real) > sizeof(float)) {
     expected("float64", "this build computes in that alone; use one without -Dprecision=double");
   }
-  if (!program.baseline.empty() && !(o.has_bf16() && o.precision == Precision::bf16)) {
-    expected(o.has_bf16() ? "float32 or bf16" : "float32",
-             "this stage's layers compute in nothing else; stage 01 has bf16 and fp16, stages 04 "
-             "and 05 have bf16");
+  if (!program.baseline.empty() && !o.has_precision()) {
+    expected(
+        "float32",
+        "this stage's layers compute in nothing else; stages 01, 04 and 05 have bf16 and fp16");
   }
   require(!baseline,
           "--baseline: compares weights, which {} rounds differently on one device; leave it out",

@@ -115,6 +115,31 @@ TEST_CASE("In bf16 two ranks give the weights of strided parts one after another
     CHECK(apart <= 0.01);
   }
 }
+
+TEST_CASE("In fp16 two ranks skip the same steps, and stay near strided parts one after another",
+          "[equivalence][ddp][sixteen]") {
+  // The scale grows after every second good step, so that gradients overflow in some.
+  const Options options{"--data",
+                        "synthetic:240:10",
+                        "--workers",
+                        "0",
+                        "--lr",
+                        "0.01",
+                        "--order",
+                        "sampler",
+                        "--batch-size",
+                        "12",
+                        "--growth-interval",
+                        "2",
+                        "--precision",
+                        "fp16"};
+  const Outcome several = train_ranks(2, options), alone = train_in_parts(options, "stride:2");
+  CHECK(several.metrics.at("loss_scale") == alone.metrics.at("loss_scale"));
+  CHECK(!several.metrics.at("loss_scale").at("skipped_steps").empty());
+  // A rank's gradient is that of its own mean: twice as large as the part of the whole batch's, so
+  // that its smallest numbers are rounded to other digits.
+  CHECK(relative_l2(several.state, alone.state) <= 1e-4);
+}
 #endif
 
 TEST_CASE("With BatchNorm ranks give the weights of strided parts one after another",

@@ -49,6 +49,23 @@ TEST_CASE("A state says into how many parts a batch is divided where ranks share
   CHECK(state.parts_of_batch() == 1);
 }
 
+TEST_CASE("A state of fp16 has the scale of the loss, and no other has one",
+          "[checkpoint][sixteen]") {
+  TrainingState state = some_state();
+  CHECK_FALSE(json::parse(state.to_json()).contains("loss_scale"));
+  state.loss_scale = 1024, state.good_steps = 7, state.skipped_steps = 2;
+  CHECK(TrainingState::from_json(state.to_json(), "it") == state);
+  const auto refuses = [&](const char* field, const json& value, const std::string& expected) {
+    json fields = json::parse(state.to_json());
+    fields["loss_scale"][field] = value;
+    CHECK_THAT(message_of<BadInput>([&] { TrainingState::from_json(fields.dump(), "file"); }),
+               ContainsSubstring("file: ") && ContainsSubstring(expected));
+  };
+  refuses("scale", 0, "scale is 0, expected a number above 0");
+  refuses("good_steps", 0.5, "good_steps is 0.5, expected a whole number");
+  refuses("more", 1, R"(loss_scale has {"more":1}, expected nothing else)");
+}
+
 TEST_CASE("A training state that is not exactly one is refused", "[checkpoint][row112]") {
   const auto refuses = [](const std::function<void(json&)>& change, const std::string& expected) {
     json fields = json::parse(some_state().to_json());

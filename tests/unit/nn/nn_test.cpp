@@ -392,9 +392,9 @@ TEST_CASE("Dropout is the identity in evaluation and scales what it keeps in tra
 /// Two ranges of one device, as a rank has them whose shard of the parameters is in two places.
 struct TwoRanges {
   explicit TwoRanges(const OptimizerRule& rule) : optimizer(device.stream, ranges, rule) {}
-  void step(int64_t number, Real loss = 0) {
+  void step(int64_t number, Real loss = 0, const ClipByNorm& clip = ClipByNorm()) {
     optimizer.step(device.state({.step = number, .learning_rate = Real(0.1)}),
-                   device.put({1}, {loss}));
+                   device.put({1}, {loss}), clip);
   }
   testing::TestDevice device;
   std::vector<UpdatedRange> ranges{{device.filled({5}, 1), device.filled({5}, 2)},
@@ -459,6 +459,19 @@ TEST_CASE("Ranges are clipped by the norm of all of them, and of what others add
         testing::kTolerance);
   CHECK(relative_error(run.ranges[1].gradients.to_host(), Values(3, Real(4 / 10.000001))) <=
         testing::kTolerance);
+}
+
+TEST_CASE("Scaled gradients are divided by the scale before they are clipped", "[nn][sixteen]") {
+  TwoRanges plain({}), scaled({.growth_interval = 9});
+  for (const UpdatedRange& range : scaled.ranges) {
+    scaled.device.kernels().scale(scaled.device.stream, 65536, range.gradients);
+  }
+  plain.step(0, 0, ClipByNorm(plain.device.stream, plain.ranges, 1));
+  scaled.step(0, 0, ClipByNorm(scaled.device.stream, scaled.ranges, 1));
+  CHECK(plain.ranges[0].values.to_host() != Values(5, 1));
+  for (const size_t range : {size_t{0}, size_t{1}}) {
+    CHECK(scaled.ranges[range].values.to_host() == plain.ranges[range].values.to_host());
+  }
 }
 
 TEST_CASE("The seed network learns 32 random samples by heart", "[nn][row15]") {
