@@ -136,8 +136,8 @@ void Optimizer::set_scale(Real scale, int64_t good_steps, int64_t skipped) const
   health_.copy_from_host({Health{.scale = scale, .good_steps = good_steps, .skipped = skipped}});
 }
 
-void Optimizer::step(const StepStateTensor& state, const Tensor& loss,
-                     const ClipByNorm& clip) const {
+void Optimizer::step_or_skip(const StepStateTensor& state, const Tensor& loss,
+                             const ClipByNorm* clip) const {
   Kernels& kernels = stream_.kernels();
   kernels.check_finite(stream_, state, loss, health_);
   // Before the first update: a gradient of the last range must keep the first one from moving.
@@ -148,7 +148,7 @@ void Optimizer::step(const StepStateTensor& state, const Tensor& loss,
       kernels.check_finite(stream_, state, range.gradients, health_);
     }
   }
-  clip();
+  if (clip != nullptr) (*clip)();
   marks_.write(stream_);  // what no exchange between ranks has written
   if (is_adam(rule_.kind)) {
     kernels.adam_count(stream_, state, health_, marks_.marks(), adam(), steps_, factors_);

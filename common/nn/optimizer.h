@@ -58,8 +58,6 @@ class ClipByNorm {
   /// It may enqueue work that adds the squares of gradients that are elsewhere.
   using AddOthers = std::function<void(const Tensor& squares)>;
 
-  /// Calls do nothing.
-  ClipByNorm() = default;
   /// `most` 0: calls do nothing.
   ClipByNorm(const FlatParameters& parameters, double most);
   /// The gradients of all ranges together.
@@ -72,9 +70,9 @@ class ClipByNorm {
   void operator()() const;
 
  private:
-  Stream stream_{};
-  std::vector<UpdatedRange> ranges_{};  // empty if calls do nothing
-  Real most_ = 0;
+  Stream stream_;
+  std::vector<UpdatedRange> ranges_;  // empty if calls do nothing
+  Real most_;
   AddOthers add_others_;
   std::vector<Tensor> counted_;
   std::vector<Tensor> sums_;  // of each counted piece, as Kernels::sum_squares() wants them
@@ -110,8 +108,12 @@ class Optimizer {
   /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too. If the
   /// loss is scaled, the gradients are divided by its scale first. One that is not finite then
   /// skips this update, and halves the scale. Then `clip` makes the gradients shorter.
-  void step(const StepStateTensor& state, const Tensor& loss,
-            const ClipByNorm& clip = ClipByNorm()) const;
+  void step(const StepStateTensor& state, const Tensor& loss, const ClipByNorm& clip) const {
+    step_or_skip(state, loss, &clip);
+  }
+  void step(const StepStateTensor& state, const Tensor& loss) const {
+    step_or_skip(state, loss, nullptr);
+  }
 
   const HealthTensor& health() const { return health_; }
   /// For contexts: where the scale of the loss is, if the rule has one.
@@ -131,6 +133,7 @@ class Optimizer {
   bool scales_loss() const { return rule_.growth_interval > 0; }
   void make_one_owner();
   void add_state(const std::string& name);
+  void step_or_skip(const StepStateTensor& state, const Tensor& loss, const ClipByNorm* clip) const;
   void update(const StepStateTensor& state, size_t range) const;
   AdamRule adam() const;  // the rule, where it is one of these
 
