@@ -4,7 +4,9 @@
 #include <atomic>
 #include <functional>
 #include <future>
+#include <limits>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "common/data/loader.h"
@@ -104,6 +106,78 @@ TEST_CASE("Every weight has its own gradient and velocity", "[task01.1]") {
   HINT("this is called for each of the weights: for which one?");
   CHECK(velocity.to_host() == Values{1, 3, 5});
   CHECK(weight.to_host() == Values{3, 2, 1});
+}
+
+// --- The scale of the loss -----------------------------------------------------------------------
+
+/// What becomes of a scale at the end of steps. Letters: g is a good step, o one that overflowed.
+Health after_steps(const std::string& steps, int64_t growth_interval, Health health) {
+  const TestDevice device;
+  for (const char step : steps) {
+    health.skips = step == 'o' ? 1 : 0;
+    const auto memory = HealthTensor::from_host(device.stream, {}, {health});
+    device.kernels().update_scale(device.stream, growth_interval, memory);
+    health = memory.to_host()[0];
+  }
+  return health;
+}
+
+TEST_CASE("A scale stays, and good steps are counted", "[task01.4]") {
+  const Health health = after_steps("gg", 4, {.scale = 1024});
+  {
+    HINT("two good steps of the four that the scale waits for: nothing has changed the scale yet");
+    CHECK(health.scale == 1024);
+  }
+  HINT("each step without an overflow is one more good step");
+  CHECK(health.good_steps == 2);
+  CHECK(health.skipped == 0);
+}
+
+TEST_CASE("A step that overflowed halves the scale at once", "[task01.4]") {
+  const Health health = after_steps("go", 4, {.scale = 1024});
+  {
+    HINT(
+        "a gradient that overflowed was scaled too much: with which scale does the next step go "
+        "on?");
+    CHECK(health.scale < 1024);
+  }
+  {
+    HINT("GradScaler's backoff factor is 0.5");
+    CHECK(health.scale == 512);
+  }
+  {
+    HINT("the summary says how many steps were skipped: is this one counted?");
+    CHECK(health.skipped == 1);
+  }
+  HINT("good steps count one after another: what does an overflow between them do to the count?");
+  CHECK(health.good_steps == 0);
+}
+
+TEST_CASE("The step after a skipped one is made", "[task01.4]") {
+  HINT("`skips` says that this step changes nothing: the next one must begin without it");
+  CHECK(after_steps("o", 4, {.scale = 1024}).skips == 0);
+}
+
+TEST_CASE("After enough good steps the scale is doubled, and they count anew", "[task01.4]") {
+  {
+    HINT("the scale grows at the end of the growth_interval-th good step: not earlier, not later");
+    CHECK(after_steps("ggg", 4, {.scale = 1024}).scale == 1024);
+    CHECK(after_steps("gggg", 4, {.scale = 1024}).scale == 2048);
+  }
+  {
+    HINT("a scale that has just grown waits for as many good steps again");
+    CHECK(after_steps("ggggg", 4, {.scale = 1024}).scale == 2048);
+    CHECK(after_steps("ggggg", 4, {.scale = 1024}).good_steps == 1);
+  }
+  HINT("three good steps, an overflow, and one more: the four were not one after another");
+  CHECK(after_steps("gggog", 4, {.scale = 1024}).scale == 512);
+}
+
+TEST_CASE("A scale does not grow to infinity", "[task01.4]") {
+  const Real large = std::numeric_limits<Real>::max();
+  HINT("twice the largest number is infinite: then the scale stays, and good steps count anew");
+  CHECK(after_steps("g", 1, {.scale = large}).scale == large);
+  CHECK(after_steps("g", 1, {.scale = large}).good_steps == 0);
 }
 
 // --- Pooling -------------------------------------------------------------------------------------

@@ -35,12 +35,17 @@ struct FindOverflow {
   }
 };
 
-/// One call.
+/// One call, at the end of a step. `skips` says whether a gradient has overflowed in the step. Then
+/// the scale is halved, and the step counts as skipped. After `growth_interval` good steps, one
+/// after another, the scale is doubled, unless it would be infinite. `good_steps` counts from the
+/// last change of the scale, or from the last step that was skipped. The next step is not skipped
+/// yet.
 struct UpdateScale {
   int64_t growth_interval;
   Health* health;
   LOCKSTEP_BODY void operator()(int64_t /*i*/) const {
     Health now = *health;  // read at once: no load waits for a decision
+    // [task 01.4] the scale of the loss
     const bool skipped = now.skips == 1;
     const Real twice = 2 * now.scale;
     now.good_steps = skipped ? 0 : now.good_steps + 1;
@@ -51,6 +56,7 @@ struct UpdateScale {
       if (twice - twice == 0) now.scale = twice;  // not infinite
     }
     now.skips = 0;
+    // [end 01.4]
     *health = now;
   }
 };

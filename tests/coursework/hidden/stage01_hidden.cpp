@@ -66,6 +66,22 @@ TEST_CASE("Pooling with other images and windows", "[hidden01.2]") {
   for (int time = 0; time < 8; ++time) tell_pooled(hidden, hidden.whole(1, 4));
 }
 
+TEST_CASE("A scale over other steps", "[hidden01.4]") {
+  Hidden hidden("01.4");
+  for (int time = 0; time < 6; ++time) {
+    std::string steps;
+    for (int64_t left = hidden.whole(1, 12); left > 0; --left) {
+      steps += hidden.whole(0, 3) == 0 ? 'o' : 'g';
+    }
+    const int64_t interval = hidden.whole(1, 3);
+    const Health health = after_steps(steps, interval, {.scale = 4096});
+    hidden.tell(
+        fmt::format("scale, good, skipped steps and skips after {} with an interval of {}", steps,
+                    interval),
+        Values{health.scale, Real(health.good_steps), Real(health.skipped), Real(health.skips)});
+  }
+}
+
 TEST_CASE("A loader with other bounds", "[hidden01.3]") {
   Hidden hidden("01.3");
   for (int time = 0; time < 3; ++time) {
