@@ -3,6 +3,7 @@
 
 #include "05-syncbn-checkpoint/checkpoint.h"
 #include "06-fully-sharded/sharded_checkpoint.h"
+#include "common/core/element_type.h"
 #include "common/core/error.h"
 #include "common/core/text.h"
 #include "common/io/file.h"
@@ -16,6 +17,7 @@ namespace {
 
 struct JoinOptions {
   std::string checkpoint, out, directory;
+  Precision dtype = Precision::real;
 
   explicit JoinOptions(OptionParser& parser) {
     parser.add("CHECKPOINT", checkpoint, "its first file, run/step-000000938.safetensors");
@@ -24,6 +26,7 @@ struct JoinOptions {
                       "in place of OUT: an empty folder, which gets a checkpoint with the "
                       "optimizer's state, for --resume of stage 05",
                       Output::folder);
+    parser.add("--dtype", dtype, "numbers in OUT: of 16 bits they make it half as large");
     parser.check_afterwards([this] {
       require(!checkpoint.empty() && !(out.empty() && directory.empty()),
               "join-weights: found {}, expected two: join-weights CHECKPOINT OUT (or "
@@ -33,6 +36,9 @@ struct JoinOptions {
               "join-weights: found OUT {} and --checkpoint-dir {}, expected one of them; leave the "
               "other out",
               out, directory);
+      require(directory.empty() || dtype == Precision::real,
+              "--dtype: {} is for OUT, a checkpoint keeps {}; leave it out", name_of(dtype),
+              name_of(Precision::real));
       require(!followed(out).filename().string().starts_with("step-"),
               "join-weights: OUT is {}, a name of checkpoints; give another name, or "
               "--checkpoint-dir",
@@ -59,7 +65,12 @@ int64_t write_to(const std::string& directory, const std::vector<StateTensor>& w
 int64_t write(const JoinOptions& options, const ShardedCheckpoint& checkpoint,
               const std::vector<StateTensor>& weights) {
   if (options.directory.empty()) {
-    save_weights(options.out, weights);
+    if (options.dtype == Precision::real) {
+      save_weights(options.out, weights);
+    } else {
+      save_rounded_weights(options.out, weights,
+                           options.dtype == Precision::bf16 ? DType::BF16 : DType::F16);
+    }
     return int64_t(std::filesystem::file_size(options.out));
   }
   return write_to(options.directory, weights, join_optimizer(checkpoint),

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <span>
 
 #include "common/core/error.h"
 #include "common/core/sixteen_bits.h"
@@ -111,8 +113,46 @@ void save_weights(const std::string& path, Module& network) {
   save_weights(path, state_dict(network));
 }
 
+namespace {
+
+void save_entries(const std::string& path, const std::vector<TensorEntry>& entries) {
+  save_safetensors(followed(path), entries, {{"format", "pt"}}, Checksums::crc32);
+}
+
+template <class T>
+std::vector<T> rounded(const StateTensor& tensor, const std::string& path, DType dtype) {
+  std::vector<T> values;
+  for (const Real x : tensor.real) {
+    values.push_back(T(float(x)));
+    require(!std::isfinite(x) || std::isfinite(float(values.back())),
+            "{}: {} holds {}, more than {} can; nothing was written; take bf16 or float32", path,
+            tensor.name, x, dtype_name(dtype));
+  }
+  return values;
+}
+
+template <class T>
+void save_as(const std::string& path, const std::vector<StateTensor>& state, DType dtype) {
+  std::vector<TensorEntry> entries = file_entries(state);
+  std::vector<std::vector<T>> numbers(state.size());  // which the entries view
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (entries[i].dtype != kRealType) continue;
+    numbers[i] = rounded<T>(state[i], path, dtype);
+    entries[i].dtype = dtype;
+    entries[i].bytes = std::as_bytes(std::span(numbers[i]));
+  }
+  save_entries(path, entries);
+}
+
+}  // namespace
+
 void save_weights(const std::string& path, const std::vector<StateTensor>& state) {
-  save_safetensors(followed(path), file_entries(state), {{"format", "pt"}}, Checksums::crc32);
+  save_entries(path, file_entries(state));
+}
+
+void save_rounded_weights(const std::string& path, const std::vector<StateTensor>& state,
+                          DType dtype) {
+  dtype == DType::BF16 ? save_as<Bf16>(path, state, dtype) : save_as<Fp16>(path, state, dtype);
 }
 
 void refuse_incomplete(const Metadata& metadata, const std::string& path) {

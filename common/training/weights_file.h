@@ -29,6 +29,10 @@ std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileT
 /// to where symbolic links lead. Synchronizes.
 void save_weights(const std::string& path, Module& network);
 void save_weights(const std::string& path, const std::vector<StateTensor>& state);
+/// The same with numbers rounded to 16 bits, BF16 or F16. Throws BadInput for a number beyond the
+/// type's largest.
+void save_rounded_weights(const std::string& path, const std::vector<StateTensor>& state,
+                          DType dtype);
 
 /// The key of the free text of a file that does not have all weights: what it is, and what to do.
 /// "DIR/" in it stands for the file's folder.

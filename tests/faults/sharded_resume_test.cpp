@@ -309,7 +309,19 @@ TEST_CASE("Joined shards have the run's accuracy in stage 01, and each program s
   refused(jobs, {join_weights(), checkpoint, jobs / "out", "--checkpoint-dir", jobs / "folder"},
           "expected one of them; leave the other out");
   refused(jobs, {join_weights(), checkpoint, shard_path(checkpoint, 0, 2)}, "give another name");
+  refused(jobs,
+          {join_weights(), checkpoint, "--checkpoint-dir", jobs / "folder", "--dtype", "bf16"},
+          "--dtype: bf16 is for OUT");
   CHECK(!jobs.has("out"));
+
+  const ProcessResult half =
+      jobs.run_words({join_weights(), checkpoint, jobs / "half", "--dtype", "bf16"});
+  INFO(story(half));
+  REQUIRE(half.status == 0);
+  CHECK(double(fs::file_size(jobs / "half")) < 0.6 * double(fs::file_size(jobs / "joined")));
+  const ProcessResult measured = jobs.run_words(evaluated + Words{"--load", jobs / "half"});
+  INFO(story(measured));
+  CHECK(measured.status == 0);
 }
 
 TEST_CASE("Shards joined in a folder are a checkpoint from which stage 05 goes on",

@@ -221,6 +221,38 @@ TEST_CASE("Weights of 16 bits become what they are worth, to the bit", "[checkpo
                                          : "has dtype BF16, expected F32"));
 }
 
+TEST_CASE("Weights are written in 16 bits, rounded to the nearest, or refused",
+          "[checkpoint][sixteen]") {
+  const TempDir folder;
+  std::vector<StateTensor> state{
+      {.name = "fc.weight",
+       .shape = {2, 4},
+       .real = {0, 1, Real(-1.5), Real(3.14159), Real(1.00390625), Real(65519), -2, 7}},
+      {.name = "bn.num_batches_tracked", .integer = {3}}};
+  const auto written = [&](const std::string& file, DType dtype) {
+    save_rounded_weights(folder / file, state, dtype);
+    const SafetensorsFile saved = load_safetensors(folder / file);
+    CHECK(saved.checksums() == Checksums::crc32);
+    std::vector<Real> values;
+    for (const TensorEntry& entry : saved.tensors()) {
+      CHECK(entry.dtype == (entry.name == "fc.weight" ? dtype : DType::I64));
+    }
+    for (const StateTensor& tensor : state_of(saved.tensors(), FileTypes::any)) {
+      values.insert(values.end(), tensor.real.begin(), tensor.real.end());
+      if (!tensor.integer.empty()) CHECK(tensor.integer == std::vector<int64_t>{3});
+    }
+    return values;
+  };
+  CHECK(written("bf16", DType::BF16) ==
+        std::vector<Real>{0, 1, Real(-1.5), Real(3.140625), 1, 65536, -2, 7});
+  CHECK(written("fp16", DType::F16) ==
+        std::vector<Real>{0, 1, Real(-1.5), Real(3.140625), Real(1.00390625), 65504, -2, 7});
+  state[0].real[5] = 65520;
+  CHECK_THAT(message_of<BadInput>([&] { save_rounded_weights(folder / "no", state, DType::F16); }),
+             ContainsSubstring("fc.weight holds 65520, more than F16 can; nothing was written"));
+  CHECK(!fs::exists(folder / "no"));
+}
+
 TEST_CASE("A run with other settings is told the first difference", "[checkpoint]") {
   const TempDir folder;
   train_and_save(2, RunOptions(folder.path()), 2);
