@@ -12,12 +12,13 @@ DataParallel::DataParallel(std::unique_ptr<Module> module, const FlatParameters&
   require(&parameters.stream().device() == &streams[0].device(),
           "DataParallel: the parameters lie on {}, the first device is {}; put them there first",
           parameters.stream().device().name(), streams[0].device().name());
+  const Precision precision = parameters.precision();
   replicas_.push_back({streams[0], &add_module("", std::move(module)), &parameters, nullptr});
   for (size_t r = 1; r < streams.size(); ++r) {
     replica_modules_.push_back(make_replica());
     Module& replica = *replica_modules_.back();
-    replica_parameters_.push_back(std::make_unique<FlatParameters>(replica, streams[r]));
-    replica_contexts_.push_back(std::make_unique<Context>(streams[r]));
+    replica_parameters_.push_back(std::make_unique<FlatParameters>(replica, streams[r], precision));
+    replica_contexts_.push_back(std::make_unique<Context>(streams[r], precision));
     replicas_.push_back(
         {streams[r], &replica, replica_parameters_.back().get(), replica_contexts_.back().get()});
   }
@@ -33,17 +34,17 @@ AnyTensor DataParallel::forward(const AnyTensor& x, Context& context) {
     phases_.stop();
     phases_.settle();  // evaluation may be long
   }
-  const std::vector<Tensor> inputs = scatter(x);
+  const std::vector<AnyTensor> inputs = scatter(x);
   phases_.end("scatter");
   replicate();
   phases_.end("replicate");
-  const std::vector<Tensor> outputs = parallel_apply(inputs);
+  const std::vector<AnyTensor> outputs = parallel_apply(inputs);
   phases_.end("forward");
-  Tensor y = gather(outputs);
+  AnyTensor y = gather(outputs);
   phases_.end("gather");
   if (context.facts.training) {
     const int64_t scores = y.shape().row_elements(), input = x.shape().row_elements();
-    bytes_expected_ += predicted_bytes(x.shape()[0], (input + 2 * scores) * int64_t{sizeof(Real)});
+    bytes_expected_ += predicted_bytes(x.shape()[0], (input + 2 * scores) * size_of(x.type()));
   }
   return y;
 }
@@ -61,20 +62,20 @@ AnyTensor DataParallel::backward(const AnyTensor& dy, Context& context) {
 
 // --- Phases --------------------------------------------------------------------------------------
 
-std::vector<Tensor> DataParallel::scatter(const Tensor& x) {
+std::vector<AnyTensor> DataParallel::scatter(const AnyTensor& x) {
   const ScopedRange range(root().stream, "scatter");  // its name in traces
   require(x.shape()[0] > 0,
           "DataParallel: a batch of 0 samples cannot be divided; give one or more");
   const BatchSplit chunks{BatchSplit::Kind::chunk, static_cast<int64_t>(replicas_.size())};
   const std::vector<BatchPart> parts = chunks.divide(x.shape()[0]);
   in_use_ = parts.size();
-  std::vector<Tensor> scattered{x.rows(0, parts[0].count)};
+  std::vector<AnyTensor> scattered{x.rows(0, parts[0].count)};
   for (size_t r = 1; r < in_use_; ++r) {
-    const Tensor part = x.rows(parts[r].first, parts[r].count);
+    const AnyTensor part = x.rows(parts[r].first, parts[r].count);
     Context& context = *replicas_[r].context;
     context.facts = root().context->facts;
     context.facts.first_sample = parts[r].first;
-    scattered.push_back(context.empty(part.shape()));
+    scattered.push_back(context.activation(part.shape()));
     hand_back(r);
     copy(part, scattered.back());
     hand_over(r);
@@ -91,25 +92,26 @@ void DataParallel::replicate() {
     copy(root().parameters->values(), replica.parameters->values());
     copy(root().parameters->buffer_values(), replica.parameters->buffer_values());
     hand_over(r);
+    replica.parameters->round();
   }
 }
 
-std::vector<Tensor> DataParallel::parallel_apply(const std::vector<Tensor>& inputs) {
-  std::vector<Tensor> outputs;
+std::vector<AnyTensor> DataParallel::parallel_apply(const std::vector<AnyTensor>& inputs) {
+  std::vector<AnyTensor> outputs;
   on_each_replica([&](Replica& replica, size_t r) {
     outputs.push_back(replica.module->forward(inputs[r], *replica.context));
   });
   return outputs;
 }
 
-Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
+AnyTensor DataParallel::gather(const std::vector<AnyTensor>& outputs) {
   const ScopedRange range(root().stream, "gather");
   // [task 02.2] gather
   if (in_use_ == 1) return outputs[0];
   Shape shape = outputs[0].shape();
   shape[0] = 0;
-  for (const Tensor& output : outputs) shape[0] += output.shape()[0];
-  Tensor gathered = root().context->empty(shape);
+  for (const AnyTensor& output : outputs) shape[0] += output.shape()[0];
+  AnyTensor gathered = root().context->activation(shape);
   int64_t first = 0;
   for (size_t r = 0; r < in_use_; ++r) {
     const int64_t rows = outputs[r].shape()[0];
@@ -122,7 +124,7 @@ Tensor DataParallel::gather(const std::vector<Tensor>& outputs) {
   // [end 02.2]
 }
 
-void DataParallel::parallel_backward(const std::vector<Tensor>& output_gradients) {
+void DataParallel::parallel_backward(const std::vector<AnyTensor>& output_gradients) {
   on_each_replica([&](Replica& replica, size_t r) {
     if (r > 0) replica.parameters->zero_gradients();  // the optimizer zeroes device 0's
     replica.module->backward(output_gradients[r], *replica.context);
@@ -150,8 +152,8 @@ void DataParallel::hand_back(size_t r) { root().stream.wait(replicas_[r].stream.
 
 void DataParallel::hand_over(size_t r) { replicas_[r].stream.wait(root().stream.record()); }
 
-template <class T>
-void DataParallel::copy(const BasicTensor<T>& from, const BasicTensor<T>& to) {
+template <class From, class To>
+void DataParallel::copy(const From& from, const To& to) {
   root().stream.copy(to.data(), from.data(), from.bytes());
   if (&from.home().device() != &to.home().device()) count_bytes(int64_t(from.bytes()));
 }

@@ -63,16 +63,17 @@ class DataParallel final : public Module {
 
   /// Divides the rows of x [N,...] as torch.chunk does: ceil(N/D) rows each, until none is left. So
   /// not all devices may be in use. Device 0's part is not copied: it is a piece of x.
-  std::vector<Tensor> scatter(const Tensor& x);
+  std::vector<AnyTensor> scatter(const AnyTensor& x);
   /// Copies the weights, the running statistics and the facts of the pass to all replicas in use.
+  /// With a precision of 16 bits each then rounds its weights.
   void replicate();
   /// Enqueues every replica's forward: none waits for another.
-  std::vector<Tensor> parallel_apply(const std::vector<Tensor>& inputs);
+  std::vector<AnyTensor> parallel_apply(const std::vector<AnyTensor>& inputs);
   /// Puts the rows of all outputs, device 0's too, one after another in the order of the replicas:
   /// [N,...] on device 0, from its context's memory. The outputs have the same shape, but the last
   /// one may have fewer rows. They arrive by copy(), as soon as their replica has computed them.
-  Tensor gather(const std::vector<Tensor>& outputs);
-  void parallel_backward(const std::vector<Tensor>& output_gradients);
+  AnyTensor gather(const std::vector<AnyTensor>& outputs);
+  void parallel_backward(const std::vector<AnyTensor>& output_gradients);
   /// Adds the gradients of the replicas in use to device 0's, whatever these held before: each
   /// arrives by copy() in memory of device 0, as soon as its replica's backward is done, and device
   /// 0's stream computes the sum.
@@ -87,8 +88,8 @@ class DataParallel final : public Module {
   /// The other way round.
   void hand_over(size_t replica);
   /// On device 0's stream; counts the bytes if the devices differ.
-  template <class T>
-  void copy(const BasicTensor<T>& from, const BasicTensor<T>& to);
+  template <class From, class To>
+  void copy(const From& from, const To& to);
   void count_bytes(int64_t bytes);
   /// Calls work(replica, its number) for those in use; an error says which replica it came from.
   template <class Work>

@@ -25,6 +25,7 @@ struct DataParallelOptions : Options {
                       "DataParallel makes its own copies and sums; for a library's reduction "
                       "start 04-ddp --all-reduce library");
   }
+  bool has_precision() const override { return true; }
 };
 
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].
@@ -50,7 +51,7 @@ void train(const Options& options) {
 
   // Network, parameters, optimizer.
   Model model = make_model(options.model_options(data.train));
-  const FlatParameters parameters(*model.network, stream);
+  const FlatParameters parameters(*model.network, stream, options.precision);
   initialize(parameters, options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, *model.network);
   const Optimizer optimizer(parameters, options.optimizer_rule());
@@ -62,7 +63,7 @@ void train(const Options& options) {
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision, optimizer.loss_scale());
   const Tensor loss = parameters.loss();
   TrainingLog log("02-dataparallel", options, stream, pointers_to(devices), data.train.count());
   log.start(data.train, data.test, parameters.count());

@@ -66,7 +66,7 @@ void train(const ShardedStageOptions& options) {
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, *comm));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream, options.precision);
+  Context context(stream, options.precision, optimizer.loss_scale());
   const Tensor loss = parallel.loss();
   TrainingLog log("06-fully-sharded", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));

@@ -69,7 +69,7 @@ void train(const MeshStageOptions& options) {
   DataLoader test_loader(data.test, evaluation_loader(data.test, options, *device, group, samples));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream, options.precision);
+  Context context(stream, options.precision, optimizer.loss_scale());
   const Tensor loss = parallel.loss();
   TrainingLog log("07-mesh", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, parallel.own_health()));

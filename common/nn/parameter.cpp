@@ -45,7 +45,7 @@ FlatBuffers::FlatBuffers(Module& module, Stream stream) : buffers_(module.buffer
 }
 
 FlatParameters::FlatParameters(Module& module, Stream stream, Precision precision)
-    : parameters_(module.parameters()), buffers_(module, stream) {
+    : parameters_(module.parameters()), buffers_(module, stream), precision_(precision) {
   int64_t total = 0;
   for (const Parameter* p : parameters_) total += aligned(p->shape.elements());
   values_ = Tensor::empty(stream, {total});
@@ -68,6 +68,10 @@ FlatParameters::FlatParameters(Module& module, Stream stream, Precision precisio
     if (rounded_.defined()) (*p)->rounded = rounded_.range(at, (*p)->shape);
     at += aligned((*p)->shape.elements());
   }
+}
+
+void FlatParameters::round() const {
+  if (rounded_.defined()) stream().kernels().to_sixteen_bits(stream(), 1, values_, rounded_);
 }
 
 BasicTensor<Stretch> FlatParameters::stretches() const {

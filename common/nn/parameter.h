@@ -122,11 +122,15 @@ class FlatParameters {
   /// The values in 16 bits, [elements], which an optimizer makes; undefined where layers compute
   /// with the values themselves.
   const AnyTensor& rounded() const { return rounded_; }
+  /// Makes them, for values that no optimizer has written.
+  void round() const;
+  Precision precision() const { return precision_; }
 
  private:
   std::vector<Parameter*> parameters_;
   FlatBuffers buffers_;
   Tensor values_, contribution_, gradients_;
+  Precision precision_;
   AnyTensor rounded_;
   GradientMarks marks_;
 };

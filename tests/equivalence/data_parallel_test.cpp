@@ -40,6 +40,23 @@ void check_devices(const Options& options, double tolerance, int short_campaign)
   }
 }
 
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+TEST_CASE("In 16 bits three devices give the weights of chunks one after another, bit by bit",
+          "[equivalence][dataparallel][sixteen]") {
+  for (const std::string precision : {"bf16", "fp16"}) {
+    const Options options =
+        fifty_steps(13) +
+        Options{"--lr", "0.01", "--dropout", "--model", "seed-bn", "--precision", precision};
+    INFO(precision);
+    const Outcome several = train_on(3, options);
+    CHECK((several.file == train_in_parts(options, "chunk:3").file));
+    CHECK(several.metrics.contains("loss_scale") == (precision == "fp16"));
+    const nlohmann::json& bytes = several.metrics.at("bytes_moved");
+    CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
+  }
+}
+#endif
+
 #ifdef LOCKSTEP_DOUBLE
 
 TEST_CASE("Any number of devices gives stage 01's weights after 50 steps with dropout",
