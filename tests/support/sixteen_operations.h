@@ -96,7 +96,7 @@ inline void norm_and_backward(Trial& t, bool relu, bool skip) {
 }
 
 inline void pool(Trial& t, int64_t kernel, int64_t stride, bool relu) {
-  const Window2d g = make_kernels::window("pool", t.shapes.images, t.shapes.images[3],
+  const Window2d g = make_window("pool", t.shapes.images, t.shapes.images[3],
                                           t.shapes.images[3], kernel, stride, 0);
   const Positions where = t.positions(g.output());
   t.kernels().max_pool2d(t.d.stream, g, relu, t.in(t.shapes.images, 1), t.out(g.output()), where);
