@@ -13,16 +13,15 @@ namespace {
 
 using namespace testing::sixteen;
 using testing::random_values;
-using testing::relative_l2;
 using testing::TestDevice;
-using testing::kernels::window;
 
 /// Half a unit in the last place of bf16, which has the fewest digits. A bias that is added to a
 /// rounded product rounds once more.
 constexpr double kLastPlace = 1.0 / 256;
 
 double apart(const Values& found, const Values& expected) {
-  return relative_l2({found.begin(), found.end()}, {expected.begin(), expected.end()});
+  return testing::relative_l2(std::vector<double>(found.begin(), found.end()),
+                              std::vector<double>(expected.begin(), expected.end()));
 }
 
 TEST_CASE("conv2d, matmul and all others on numbers of 16 bits: as on Real numbers, rounded once",
@@ -51,15 +50,16 @@ TEST_CASE("conv2d_backward_parameters, matmul: a gradient of 16 bits is rounded,
   LOCKSTEP_NEEDS_GPU();
   for (const bool channels_first : {false, true}) {
     const TestDevice gpu(open_device(testing::kGpu, {.nchw = channels_first}));
-    for (const Window2d& g : {window(4, 8, 8, 3, 5, 3, 1, 1), window(3, 7, 5, 8, 16, 1, 1, 0),
-                              window(2, 6, 5, 8, 16, 1, 2, 0)}) {
+    for (const Window2d& g : {testing::kernels::window(4, 8, 8, 3, 5, 3, 1, 1),
+                              testing::kernels::window(3, 7, 5, 8, 16, 1, 1, 0),
+                              testing::kernels::window(2, 6, 5, 8, 16, 1, 2, 0)}) {
       for (const ElementType type : {ElementType::bf16, ElementType::fp16}) {
         INFO(testing::kernels::text(g) << " in " << name_of(type));
         // [0]: from zeros in Real; [1]: from `before` in 16 bits.
         const Values before = random_values(g.weight(), 7);
         Values sums[2], bias[2];
         for (const bool sixteen : {false, true}) {
-          const Trial t{gpu, sixteen ? type : kTypeOf<Real>, type, kEven};
+          const testing::sixteen::Trial t{gpu, sixteen ? type : kTypeOf<Real>, type, kEven};
           const Tensor dweight = sixteen ? gpu.put(g.weight(), before) : gpu.filled(g.weight(), 0);
           const Tensor dbias = gpu.filled({g.out_channels}, 0);
           t.kernels().conv2d_backward_parameters(gpu.stream, g, t.in(g.input(), 1),
@@ -79,7 +79,7 @@ TEST_CASE("matmul: an empty product of 16 bits is zeros, or adds nothing", "[cud
   LOCKSTEP_NEEDS_GPU();
   const TestDevice gpu(open_device(testing::kGpu, {}));
   for (const ElementType type : {ElementType::bf16, ElementType::fp16}) {
-    Trial t{gpu, type, type, kEven};
+    testing::sixteen::Trial t{gpu, type, type, kEven};
     MatMul none{
         .m = 2, .n = 3, .k = 0, .transpose_a = false, .transpose_b = false, .accumulate = false};
     const AnyTensor c = t.out({2, 3});
