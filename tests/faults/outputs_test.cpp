@@ -283,16 +283,15 @@ TEST_CASE("Little memory is one clear line, whatever asked for it", "[faults]") 
   while (!can_be_loaded(first)) first += 250;
   // In small steps where the program just starts: even its libraries' and its own first allocations
   // fail there.
-  int refused = first, enough = 0;
-  for (int kibibytes = first; kibibytes <= 400'000;
-       kibibytes += kibibytes < first + 20'000 ? 250 : 25'000) {
-    const bool trains = trains_within(kibibytes);
-    if (!trains) refused = kibibytes;
-    if (trains && enough == 0) enough = kibibytes;
+  int refused = first, enough = first;
+  while (!trains_within(enough)) {
+    refused = enough;
+    enough += enough < first + 20'000 ? 250 : 25'000;
+    REQUIRE(enough < 4'000'000);
   }
   REQUIRE(enough > first);
   // And where it nearly trains: there the last allocations fail, those of the first step.
-  while (enough - refused > 100 && enough > refused) {
+  while (enough - refused > 100) {
     const int middle = (enough + refused) / 2;
     (trains_within(middle) ? enough : refused) = middle;
   }

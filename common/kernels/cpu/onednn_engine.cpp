@@ -54,9 +54,8 @@ struct ConvPrimitives {
 };
 
 /// If its compiler gets no memory, oneDNN may be killed by a signal, so this checks for memory
-/// first. oneDNN compiles when a primitive is made, and more when that runs for the first time. It
-/// needs a few MiB. Another thread may take some meanwhile: glibc maps 64 MiB at its first
-/// allocation.
+/// first. oneDNN compiles when a primitive is made, and more when the primitive first runs: a few
+/// MiB. Another thread may take memory meanwhile: glibc maps 64 MiB at a thread's first allocation.
 void require_room_for_code() {
   constexpr size_t kRoom = size_t{128} << 20;
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
