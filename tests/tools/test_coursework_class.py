@@ -6,9 +6,11 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import unittest
 import zipfile
 from pathlib import Path
@@ -269,7 +271,18 @@ class TestSandbox(Folder):
         view = View(readable=(Path(sys.base_prefix),))
         for room in self.rooms():
             done = self.run_in(room, f"{os.path.realpath(sys.executable)} -c \"{program}\"", view)
-            self.assertEqual("1\n", done.stdout, done.stderr)
+            self.assertEqual("1\n", done.stdout, f"{room.kind}: {done.stderr}")
+
+    def test_a_tool_may_be_in_a_folder_of_the_graders_own(self):
+        """Such as a Python below root's home, which other users may not enter."""
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as home:  # mode 700
+            tool = Path(home) / "bin/tool"
+            tool.parent.mkdir()
+            shutil.copy("/bin/echo", tool)
+            with mock.patch.object(sandbox, "tool_places", lambda: {str(tool)}):
+                for room in self.rooms():
+                    done = self.run_in(room, f"{tool} runs")
+                    self.assertEqual("runs\n", done.stdout, f"{room.kind}: {done.stderr}")
 
     def test_there_is_no_environment_and_no_other_process(self):
         with mock.patch.dict(os.environ, {"TOKEN": "secret"}):

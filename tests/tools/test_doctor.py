@@ -85,9 +85,10 @@ class TestDoctor(unittest.TestCase):
         with mock.patch.object(platform, "python_version", lambda: "3.6.8"):
             told = "\n".join(doctor.describe(*thing) for thing in doctor.SECTIONS[-1][1]) + "\n"
         self.assertRegex(row(told, "python3"), r"3\.6\.8 is too old, 3\.10 or newer is needed\n +without root: conda")
-        told = call(sys.executable, "-c", "import sys; old = set(sys.modules); import doctor; print(*(sys.modules[name].__file__ "
-                    "for name in set(sys.modules) - old if 'tools' in str(getattr(sys.modules[name], '__file__', ''))))",
-                    cwd=ROOT / "tools").stdout.split()
+        told = call(sys.executable, "-c", "import sys; old = set(sys.modules); import doctor; "
+                    "print(*(getattr(sys.modules[name], '__file__', '') for name in set(sys.modules) - old), sep='\\n')",
+                    cwd=ROOT / "tools").stdout.splitlines()
+        told = [path for path in told if Path(path).parent == ROOT / "tools"]
         self.assertEqual(["child_processes.py", "command_line.py", "doctor.py"], sorted(Path(path).name for path in told))
         for path in told:
             text = Path(path).read_text()

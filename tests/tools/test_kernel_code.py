@@ -30,6 +30,7 @@ DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 # --- What is expected -------------------------------------------------------------------------------
 
 REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a multiprocessor holds
+REGISTERS_OF = {"75": 64}  # which holds 1,024
 MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
@@ -151,12 +152,12 @@ def width_faults(kernel):
             [f"{found[0]} loads and {found[1]} stores of 16 bytes, expected {least[0]} and {least[1]}"])
 
 
-def faults_of(kernel):
+def faults_of(kernel, arch):
     """What is wrong with a kernel, one line each."""
     faults = []
     if kernel.local_bytes or kernel.count("LDL", "STL"):
         faults.append(f"{kernel.local_bytes} bytes of local memory, expected none")
-    most = planned(MORE_REGISTERS, kernel) or REGISTERS
+    most = max(planned(MORE_REGISTERS, kernel) or REGISTERS, REGISTERS_OF.get(arch, REGISTERS))
     if kernel.registers > most:
         faults.append(f"{kernel.registers} registers, expected {most} at most")
     constant = next((each.text() for each in kernel.code if ".CONSTANT" in each.opcode), "")
@@ -231,7 +232,7 @@ class TestKernelCode(unittest.TestCase):
         for arch, kernels in self.kernels.items():
             for kernel in kernels.values():
                 with self.subTest(f"sm_{arch} {kernel.name}"):
-                    self.assertEqual([], faults_of(kernel))
+                    self.assertEqual([], faults_of(kernel, arch))
 
     def test_every_name_in_the_tables_is_that_of_a_kernel(self):
         tables = (MORE_REGISTERS, WIDE, SINGLE, LOADS_OF_A_ROW, LOADED_AHEAD, CONDITIONAL_LOADS,
@@ -243,7 +244,7 @@ class TestKernelCode(unittest.TestCase):
     def test_sources_with_a_mistake_are_found(self):
         for header, old, new, fault in (
                 ("cuda/launch.cuh", "kInFlight = kSize == 1 ? 8 : 4;", "kInFlight = 1;",
-                 r"AddColumnSums<float> >: a pass over its rows has 1 loads, 1 of"),
+                 r"4, true, BatchNormBackwardSums<float, false> >: a pass over its rows has 2 loads"),
                 ("cuda/packs.cuh", "kWidest = 16;", "kWidest = 8;",
                  r"AdamUpdate>: 0 loads and 0 stores of 16 bytes, expected 4 and 3"),
                 ("cuda/packs.cuh", "return *reinterpret_cast<const Pack<T, N>*>(from);",
@@ -260,7 +261,7 @@ class TestKernelCode(unittest.TestCase):
                 ("cuda/launch.cuh", "packs_of_row.quotient(pack)", "pack / packs_of_row.divisor",
                  r"each_row_kernel<unsigned int, 4, AddBias<float> >: divides whole numbers"),
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
-                 r"SumSquares>: 1 loads on their way together, expected 4")):
+                 r"SumOfParts>: 1 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
                 text = (ROOT / "common/kernels" / header).read_text()
                 self.assertIn(old, text)
@@ -268,7 +269,7 @@ class TestKernelCode(unittest.TestCase):
                 copy.parent.mkdir(parents=True)
                 copy.write_text(text.replace(old, new))
                 faults = [fault for kernel in self.compile("90", folder).values()
-                          for fault in faults_of(kernel)]
+                          for fault in faults_of(kernel, "90")]
                 self.assertRegex("\n".join(faults), fault)
 
 
@@ -319,7 +320,8 @@ class TestReading(unittest.TestCase):
                           "each_kernel<Add<float, float> >: a load that waits for a decision: "
                           "@P1 LDG.E R4, [R2.64]",
                           "each_kernel<Add<float, float> >: 1 operations in double, expected none"],
-                         faults_of(kernel))
+                         faults_of(kernel, "90"))
+        self.assertNotIn("33 registers", str(faults_of(kernel, "75")))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def main():
     parser.add_argument("--keep-rights", action="store_true", help="the command gives them up itself")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
+    os.umask(0o022)  # another user enters the folders of the room
     start_loopback()
     make_room(ROOM, options)
     os.chroot(ROOM)

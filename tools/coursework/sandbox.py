@@ -99,14 +99,11 @@ class Sandbox:
         for name, value in environment.items():
             words += ["--setenv", name, value]
         for path, link in system_paths():
-            words += ["--symlink", link, path] if link else ["--ro-bind", path, path]
+            words += ["--symlink", link, path] if link else shown("--ro-bind", path)
         words += ["--proc", "/proc", "--dev", "/dev", *memory_folder("/dev/shm", 64 * MIB),
                   "--remount-ro", "/dev", *memory_folder("/tmp", limits.disk)]
         for option, paths in (("--ro-bind", view.readable), ("--bind", view.writable)):
-            for path in map(str, paths):
-                for above in reversed(Path(path).parents[:-1]):
-                    words += ["--perms", "0755", "--dir", str(above)]
-                words += [option, path, path]
+            words += [word for path in paths for word in shown(option, str(path))]
         for path in view.hidden:
             words += ["--tmpfs", str(path)]
         return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--"]
@@ -123,6 +120,12 @@ class Sandbox:
             for path in paths:
                 words += [option, str(path)]
         return [*words, "--"]
+
+
+def shown(option, path):
+    """What tells bubblewrap to show `path`. It would make the folders above for root alone."""
+    above = [word for folder in reversed(Path(path).parents[:-1]) for word in ("--perms", "0755", "--dir", str(folder))]
+    return [*above, option, path, path]
 
 
 def memory_folder(path, size):

@@ -38,6 +38,7 @@ struct Primitive {
   dnnl::primitive primitive;
   Arguments arguments;
   size_t scratch_bytes = 0;
+  bool has_run = false;
 };
 
 /// A convolution pass: its primitive, and one that reorders the weights before it (their gradient
@@ -53,9 +54,10 @@ struct ConvPrimitives {
 };
 
 /// If its compiler gets no memory, oneDNN may be killed by a signal, so this checks for memory
-/// first.
+/// first. oneDNN compiles when a primitive is made, and more when the primitive first runs: a few
+/// MiB. Another thread may take memory meanwhile: glibc maps 64 MiB at a thread's first allocation.
 void require_room_for_code() {
-  constexpr size_t kRoom = size_t{32} << 20;
+  constexpr size_t kRoom = size_t{128} << 20;
   void* room = ::mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
     fail<EnvironmentError>(
@@ -275,6 +277,8 @@ class OneDnnEngine final : public Engine {
   }
 
   void execute(Primitive& p) {
+    if (!p.has_run) require_room_for_code();
+    p.has_run = true;
     p.primitive.execute(stream_, p.arguments);
     stream_.wait();
   }
