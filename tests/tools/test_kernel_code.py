@@ -28,6 +28,7 @@ ARCHITECTURES = tuple(reversed(COMPILED)) if FULL else ("90",)
 DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 
 # --- What is expected -------------------------------------------------------------------------------
+# In these tables Half stands for Bf16 and for Fp16.
 
 REGISTERS = 32  # of a thread, where 2,048 of them are side by side: all that a multiprocessor holds
 REGISTERS_OF = {"75": 64}  # which holds 1,024
@@ -35,10 +36,15 @@ MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
-    "NormalizeImage": 48,  # 16 pixels
+    "8, DropoutMask": 40,
+    "NormalizeImage<float>": 48,  # 16 pixels
+    "NormalizeImage<Half>": 56,
     "1, BatchNormBackwardInput<float, true>": 40,
+    "1, BatchNormBackwardInput<Half, true>": 40,
+    "MaxPool2d<Half, 0>": 40,
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
+    "each_row_kernel<unsigned int, 8, BatchNorm": 64,
     "BatchNormMerge": 64,  # a thread per channel: few
     "AdaptiveAvgPool2d": 48,  # on the smallest images of a network
     "each_team_kernel": 40,  # a block or a warp for each row: few threads, or short ones
@@ -54,10 +60,6 @@ WIDE = {
     "each_kernel<ClipToNorm>": (1, 1),
     "each_kernel<ScaleLoss>": (1, 1),
     "each_kernel<Unscale>": (1, 1),
-    "each_kernel<Narrow<Bf16> >": (2, 1),  # eight numbers
-    "each_kernel<Narrow<Fp16> >": (2, 1),
-    "each_kernel<Widen<Bf16> >": (1, 2),
-    "each_kernel<Widen<Fp16> >": (1, 2),
     "each_kernel<NormalizeImage<float> >": (1, 4),  # 16 pixels
     "each_kernel<Relu<float> >": (1, 1),
     "each_kernel<ReluBackward<float> >": (2, 1),
@@ -82,6 +84,24 @@ WIDE = {
     "report_if_any_kernel<CheckFinite>": (4, 0),
     "report_if_any_kernel<FindOverflow>": (4, 0),
     "each_team_kernel<SumSquares>": (4, 0),
+    # In sixteen bits a pack has eight numbers. Where another array has float32, it moves two packs.
+    "each_kernel<Fill<Half> >": (0, 1),
+    "each_kernel<Add<Half, Half> >": (2, 1),
+    "each_kernel<Add<Half, float> >": (3, 2),
+    "each_kernel<Narrow<Half> >": (2, 1),
+    "each_kernel<Widen<Half> >": (1, 2),
+    "each_kernel<NormalizeImage<Half> >": (1, 2),
+    "each_kernel<Relu<Half> >": (1, 1),
+    "each_kernel<ReluBackward<Half> >": (2, 1),
+    "each_row_kernel<unsigned int, 8, AddBias<Half> >": (3, 1),
+    "each_row_kernel<unsigned int, 8, BatchNorm<Half, false, false> >": (9, 1),
+    "each_row_kernel<unsigned int, 8, BatchNorm<Half, false, true> >": (10, 1),
+    "each_row_kernel<unsigned int, 8, BatchNorm<Half, true, false> >": (9, 1),
+    "each_row_kernel<unsigned int, 8, BatchNorm<Half, true, true> >": (10, 1),
+    "each_row_kernel<unsigned int, 8, BatchNormBackwardInput<Half, false> >": (12, 1),
+    "each_row_kernel<unsigned int, 8, BatchNormBackwardInput<Half, true> >": (14, 1),
+    "each_row_kernel<unsigned int, 8, DropoutMask<Half> >": (0, 1),
+    "each_row_kernel<unsigned int, 8, ApplyMask<Half> >": (1, 1),
 }
 
 # What moves single numbers, and why.
@@ -94,18 +114,24 @@ SINGLE = {
     "each_row_kernel<long, 1,": "the same, of 2^31 elements and more",
     "reduce_rows_kernel<1, true,": "rows of which a pack is no whole number",
     "reduce_rows_kernel<4, false,": "rows that begin beside a pack: the same order of sums",
+    "reduce_rows_kernel<4, true, AddColumnSums<Half> >": "four channels, as in float32: 8 bytes",
+    "reduce_rows_kernel<4, true, BatchNormStatistics<Half> >": "the same",
+    "reduce_rows_kernel<4, true, BatchNormMeasure<Half> >": "the same",
+    "reduce_rows_kernel<4, true, BatchNormBackwardSums<Half,": "the same",
     "each_pixel_kernel<": "reads windows, or every n-th pixel",
     "each_team_kernel<": "rows of a few classes, which begin anywhere",
     "transpose_kernel": "tiles in shared memory: a warp moves 128 bytes at once",
 }
 
 ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
-LOADS_OF_A_ROW = {"AddColumnSums<float> ": 1, "BatchNormStatistics<float> ": 1,
-                  "BatchNormMeasure<float> ": 1,
-                  "BatchNormBackwardSums<float, false> ": 2, "BatchNormBackwardSums<float, true> ": 2}
+LOADS_OF_A_ROW = {f"{body}<{options}> ": 2 if "Backward" in body else 1
+                  for element in ("float", "Half") for body, options in (
+                      ("AddColumnSums", element), ("BatchNormStatistics", element),
+                      ("BatchNormMeasure", element), ("BatchNormBackwardSums", f"{element}, false"),
+                      ("BatchNormBackwardSums", f"{element}, true"))}
 AHEAD = 4  # load_ahead() of launch.cuh
 LOADED_AHEAD = ("CheckFinite", "FindOverflow", "LogSoftmax<float> ", "LogSoftmaxBackward<float> ",
-                "NllLoss", "SumOfParts", "SumSquares")
+                "LogSoftmax<Half> ", "LogSoftmaxBackward<Half> ", "NllLoss", "SumOfParts", "SumSquares")
 
 # Loads that wait for a decision, which may be taken from another load.
 CONDITIONAL_LOADS = {
@@ -125,9 +151,14 @@ DOUBLE_ARITHMETIC = {
 DIVISION = ("AdaptiveAvgPool2d", "MaxPool2dBackward<", "ApplyMask")
 
 
+def general(name):
+    """A kernel's name as the tables have it."""
+    return re.sub("Bf16|Fp16", "Half", name)
+
+
 def planned(table, kernel):
     """What a table says of a kernel, or None."""
-    return next((value for part, value in table.items() if part in kernel.name), None)
+    return next((value for part, value in table.items() if part in general(kernel.name)), None)
 
 
 def loads(loop):
@@ -142,12 +173,12 @@ def row_loop(kernel):
 
 def width_faults(kernel):
     """What is wrong with the widths of a kernel's loads and stores."""
-    if kernel.name not in WIDE:
+    if general(kernel.name) not in WIDE:
         return [] if planned(SINGLE, kernel) else [
             "neither among those with wide loads and stores, nor among those without"]
     found = tuple(sum(each.name == name and ".128" in each.opcode for each in kernel.code)
                   for name in ("LDG", "STG"))
-    least = WIDE[kernel.name]
+    least = WIDE[general(kernel.name)]
     return ([] if all(map(int.__ge__, found, least)) else
             [f"{found[0]} loads and {found[1]} stores of 16 bytes, expected {least[0]} and {least[1]}"])
 
@@ -172,12 +203,13 @@ def faults_of_loads(kernel):
     faults = []
     for body, each in LOADS_OF_A_ROW.items():
         for size, rows in ROWS_IN_FLIGHT.items():
-            loop = row_loop(kernel) if kernel.name == f"reduce_rows_kernel<{size}, {body}>" else None
-            if loop is not None and (len(loads(loop)) != rows * each or in_flight(loop) < rows):
+            loop = row_loop(kernel) if general(kernel.name) == f"reduce_rows_kernel<{size}, {body}>" else None
+            together = rows - ("Half" in body)  # the first may become float32 before the last is loaded
+            if loop is not None and (len(loads(loop)) != rows * each or in_flight(loop) < together):
                 faults.append(f"a pass over its rows has {len(loads(loop))} loads, "
                               f"{in_flight(loop)} of them on their way together, expected "
-                              f"{rows * each} and at least {rows}")
-    if kernel.name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
+                              f"{rows * each} and at least {together}")
+    if general(kernel.name).endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
         ahead = max(map(in_flight, kernel.loops()), default=0)
         if ahead < AHEAD:
             faults.append(f"{ahead} loads on their way together, expected {AHEAD}")
@@ -238,7 +270,7 @@ class TestKernelCode(unittest.TestCase):
         tables = (MORE_REGISTERS, WIDE, SINGLE, LOADS_OF_A_ROW, LOADED_AHEAD, CONDITIONAL_LOADS,
                   DOUBLE_ARITHMETIC, DIVISION)
         for part in (part for table in tables for part in table):
-            self.assertTrue(any(part in name for name in self.kernels["90"]), part)
+            self.assertTrue(any(part in general(name) for name in self.kernels["90"]), part)
 
     @unittest.skipUnless(FULL, "only with --full: all kernels once more")
     def test_sources_with_a_mistake_are_found(self):
