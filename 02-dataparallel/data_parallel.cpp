@@ -44,7 +44,8 @@ AnyTensor DataParallel::forward(const AnyTensor& x, Context& context) {
   phases_.end("gather");
   if (context.facts.training) {
     const int64_t scores = y.shape().row_elements(), input = x.shape().row_elements();
-    bytes_expected_ += predicted_bytes(x.shape()[0], (input + 2 * scores) * size_of(x.type()));
+    bytes_expected_ +=
+        predicted_bytes(x.shape()[0], input * size_of(x.type()) + 2 * scores * size_of(y.type()));
   }
   return y;
 }
@@ -75,7 +76,7 @@ std::vector<AnyTensor> DataParallel::scatter(const AnyTensor& x) {
     Context& context = *replicas_[r].context;
     context.facts = root().context->facts;
     context.facts.first_sample = parts[r].first;
-    scattered.push_back(context.activation(part.shape()));
+    scattered.push_back(context.empty(part.shape(), part.type()));
     hand_back(r);
     copy(part, scattered.back());
     hand_over(r);
@@ -111,7 +112,7 @@ AnyTensor DataParallel::gather(const std::vector<AnyTensor>& outputs) {
   Shape shape = outputs[0].shape();
   shape[0] = 0;
   for (const AnyTensor& output : outputs) shape[0] += output.shape()[0];
-  AnyTensor gathered = root().context->activation(shape);
+  AnyTensor gathered = root().context->empty(shape, outputs[0].type());
   int64_t first = 0;
   for (size_t r = 0; r < in_use_; ++r) {
     const int64_t rows = outputs[r].shape()[0];

@@ -438,7 +438,6 @@ void restore(const Checkpoint& checkpoint, const Trained& trained) {
                          tensors_of(state.name, checkpoint.optimizer));
   }
   trained.optimizer.set_steps(steps_in(checkpoint, trained));
-  trained.optimizer.round();
 }
 
 }  // namespace lockstep

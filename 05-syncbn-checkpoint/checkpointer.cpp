@@ -137,6 +137,7 @@ TrainingState Checkpointer::resumed(const TrainingState& begin) try {
   if (!path) return begin;
   const std::string decision = on_first([&] { return checked(path->string(), begin).to_json(); });
   restore();
+  optimizer().round();  // what this rank has read, or rank 0 has sent
   TrainingState state = TrainingState::from_json(decision, "rank 0");
   if (state.loss_scale > 0) {
     optimizer().set_scale(Real(state.loss_scale), state.good_steps, state.skipped_steps);

@@ -43,14 +43,20 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
                 .passes = passes,
                 .communication = communication,
                 .replicas = replicas,
-                .types = options.messages},
+                .types = options.messages,
+                .precision = options.precision},
       units_(make_units(layers_of(*network), options.unit)),
       buffers_(*this, passes),
       running_statistics_(comm, passes, communication, buffers_.values(),
                           options.broadcast_buffers),
-      loss_and_marks_(Tensor::empty(passes, {1 + int64_t(parameters().size())})),
-      marks_(in_order(units_), loss_and_marks_.range(1, {loss_and_marks_.elements() - 1})),
+      loss_and_marks_(Tensor::empty(passes, {1 + int64_t(parameters().size()) + scales_loss()})),
+      marks_(in_order(units_), loss_and_marks_.range(1, {int64_t(parameters().size())})),
       own_health_(HealthTensor::from_host(passes, {}, {Health{}})) {
+  if (scales_loss()) {
+    overflow_ = loss_and_marks_.range(loss_and_marks_.elements() - 1, {1});
+    finite_gradients_ = HealthTensor::from_host(passes, {}, {Health{}});
+    sound_ = HealthTensor::from_host(passes, {}, {Health{}});
+  }
   require_same_network(exchange, parameters(), buffers());
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
           comm.rank());
@@ -89,6 +95,7 @@ void FullyShardedDataParallel::fetch(size_t at, int direction) {
     if (next >= 0 && next < units) units_[size_t(next)]->gather();
   }
   units_[at]->await_values();
+  units_[at]->round_values();
 }
 
 AnyTensor FullyShardedDataParallel::forward(const AnyTensor& x, Context& context) {
@@ -100,7 +107,7 @@ AnyTensor FullyShardedDataParallel::forward(const AnyTensor& x, Context& context
     in_step_ = true;
     state_ = context.state();
   }
-  Tensor y = x;
+  AnyTensor y = x;
   for (size_t i = 0; i < units_.size(); ++i) {
     fetch(i, 1);
     const ScopedRange range(context.stream(), units_[i]->name());  // in traces
@@ -112,7 +119,7 @@ AnyTensor FullyShardedDataParallel::forward(const AnyTensor& x, Context& context
 
 AnyTensor FullyShardedDataParallel::backward(const AnyTensor& dy, Context& context) {
   const bool reduces = context.facts.last_contribution;
-  Tensor dx = dy;
+  AnyTensor dx = dy;
   for (size_t i = units_.size(); i-- > 0;) {
     fetch(i, -1);
     const ScopedRange range(context.stream(), units_[i]->name());
@@ -120,7 +127,8 @@ AnyTensor FullyShardedDataParallel::backward(const AnyTensor& dy, Context& conte
     dx = units_[i]->backward(dx, context);
     units_[i]->free_values();
     if (!reduces) continue;
-    units_[i]->reduce_gradients(state_, own_health_);
+    // In fp16 a gradient that is not finite skips the step, and nothing has failed.
+    units_[i]->reduce_gradients(state_, scales_loss() ? finite_gradients_ : own_health_);
     // One unit late: the passes need not wait for this reduction before they go on.
     if (i + 1 < units_.size()) units_[i + 1]->free_gradients();
   }
@@ -142,13 +150,18 @@ void FullyShardedDataParallel::broadcast_buffers() {
 }
 
 /// The loss and the marks are the last message of a step. A rank whose contribution was not finite
-/// makes it NaN: the shards in which that shows are on other ranks, but all must stop.
+/// makes it NaN: the shards in which that shows are on other ranks, but all must stop. In fp16
+/// all must skip the step if the gradients of one have overflowed: another number becomes NaN then.
 void FullyShardedDataParallel::average_loss() {
   const Stream communication = messages_.communication;
   Kernels& kernels = communication.kernels();
   communication.wait(messages_.passes.record());
   kernels.check_finite(communication, state_, loss(), own_health_);
   kernels.poison(communication, own_health_, loss());
+  if (scales_loss()) {
+    kernels.poison(communication, finite_gradients_, overflow_);
+    communication.copy(finite_gradients_.data(), sound_.data(), sound_.bytes());  // the next step's
+  }
   marks_.write(communication);
   kernels.scale(communication, Real(1) / Real(messages_.averaged()), loss_and_marks_);
   messages_.measure(Purpose::other,
@@ -209,7 +222,7 @@ Optimizer FullyShardedDataParallel::optimizer(const OptimizerRule& rule) const {
   for (const Unit* unit : units_) {
     if (!messages_.shards(ShardKind::gradients)) zeroed.push_back(unit->gradients());
   }
-  return Optimizer(messages_.passes, shards(), rule, zeroed, marks_);
+  return Optimizer(messages_.passes, shards(), rule, zeroed, marks_, overflow_);
 }
 
 ClipByNorm FullyShardedDataParallel::clip_by_norm(double most) const {

@@ -26,6 +26,8 @@ struct ShardingOptions {
   /// false: gathered parameters stay from forward to backward.
   bool reshard_after_forward = true;
   MessageTypes messages{};
+  /// Of what layers compute.
+  Precision precision = Precision::real;
   /// Running statistics are rank 0's before every training forward.
   bool broadcast_buffers = true;
 
@@ -108,6 +110,7 @@ class FullyShardedDataParallel final : public Module {
   std::vector<Unit*> make_units(Layers layers, UnitSize size);
   void fetch(size_t unit, int direction);
   void average_loss();
+  bool scales_loss() const { return options_.precision == Precision::fp16; }
 
   ShardingOptions options_;
   UnitMessages messages_;
@@ -115,11 +118,16 @@ class FullyShardedDataParallel final : public Module {
   FlatBuffers buffers_;
   RunningStatistics running_statistics_;
   std::optional<RunningStatistics> statistics_of_replicas_;
-  Tensor loss_and_marks_;  // [1 + parameters]
+  Tensor loss_and_marks_;  // [1 + parameters], in fp16 [1 + parameters + 1]: overflow_
   GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;
-  StepStateTensor state_;  // of the current pass
-  bool in_step_ = false;   // a pass has begun whose reduction has not ended
+  /// For fp16, else undefined: [1], 0 or, once a rank's gradients have overflowed in this step,
+  /// NaN.
+  Tensor overflow_;
+  HealthTensor finite_gradients_;  // whether this rank's own are, in this step
+  HealthTensor sound_;             // at the begin of each step, that
+  StepStateTensor state_;          // of the current pass
+  bool in_step_ = false;           // a pass has begun whose reduction has not ended
 };
 
 // --- --load and --save, a unit at a time: no rank has the whole network --------------------------

@@ -61,6 +61,7 @@ FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group
                                 const ShardedStageOptions& options) {
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
+  sharding.precision = options.precision;
   return model.wrap<FullyShardedDataParallel>(passes, comm, group.exchanger(), communication,
                                               sharding);
 }

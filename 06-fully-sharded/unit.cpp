@@ -184,11 +184,17 @@ void Unit::allocate() {
   }
 }
 
-/// Parameters are views into the whole, or undefined where that is not there.
+/// Parameters are views into the whole, or undefined where that is not there. So are their copies
+/// in 16 bits, for which there is memory as long as for the values.
 void Unit::point_values() {
+  rounded_ = values_.defined() ? rounded_copies(messages_.precision, messages_.passes, length_)
+                               : AnyTensor();
+  rounded_is_old_ = true;
   for (size_t i = 0; i < in_order_.size(); ++i) {
     Parameter& p = *in_order_[i];
-    p.value = values_.defined() ? values_.range(ranges_[i].first, p.shape) : Tensor();
+    const int64_t first = ranges_[i].first;
+    p.value = values_.defined() ? values_.range(first, p.shape) : Tensor();
+    p.rounded = rounded_.defined() ? rounded_.range(first, p.shape) : AnyTensor();
   }
 }
 
@@ -243,6 +249,12 @@ void Unit::free_values() {
 }
 // [end 06.3]
 
+void Unit::round_values() {
+  if (!rounded_.defined() || !rounded_is_old_) return;
+  messages_.passes.kernels().to_sixteen_bits(messages_.passes, 1, values_, rounded_);
+  rounded_is_old_ = false;
+}
+
 void Unit::begin_loading() {
   if (values_.defined()) return;
   values_ = Tensor::empty(messages_.passes, {length_});
@@ -251,7 +263,7 @@ void Unit::begin_loading() {
 }
 
 void Unit::end_loading() {
-  whole_ = true;
+  whole_ = rounded_is_old_ = true;
   if (!messages_.shards(ShardKind::parameters)) return;
   const FlatRange mine = shard();
   messages_.passes.copy(value_shard_.data(), values_.range(mine.first, {mine.count}).data(),

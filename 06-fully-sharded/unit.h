@@ -78,7 +78,8 @@ struct UnitMessages {
   Communicator* replicas = nullptr;
   PhaseTimer pass_times{passes}, communication_times{communication};
   MessageTypes types{};
-  bool exact = false;   // true: parameters are gathered as they are, to be saved
+  Precision precision = Precision::real;  // of what layers compute
+  bool exact = false;                     // true: parameters are gathered as they are, to be saved
   bool counts = false;  // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
@@ -144,10 +145,17 @@ class Unit final : public Sequential {
   /// Gives the whole values back, if only a shard is kept. What is enqueued so far may use them. A
   /// gather that nobody has waited for still writes to that memory: the passes wait for it first.
   void free_values();
+  /// Makes the copies of the whole values that products read in 16 bits, if the precision asks for
+  /// them and the values have changed since.
+  void round_values();
   /// Every rank has changed its shard: what the others have is out of date.
-  void shard_was_updated() { whole_ = !messages_.shards(ShardKind::optimizer); }
+  void shard_was_updated() {
+    whole_ = !messages_.shards(ShardKind::optimizer);
+    rounded_is_old_ = true;
+  }
   /// [length], while they are there.
   const Tensor& values() const { return values_; }
+  const AnyTensor& rounded() const { return rounded_; }
   /// Allocates the whole values, to be written by this rank; then keeps what it keeps of them.
   void begin_loading();
   void end_loading();
@@ -189,7 +197,9 @@ class Unit final : public Sequential {
   std::vector<FlatRange> ranges_;
   int64_t length_ = 0;
   Tensor values_, gradients_;  // [length], undefined while only the shard is there
+  AnyTensor rounded_;          // [length], as long as values_; undefined without 16 bits
   Tensor value_shard_, gradient_shard_;
+  bool rounded_is_old_ = true;
   bool whole_ = false;             // values_ has, or will have, all ranks' shards
   std::optional<Event> gathered_;  // after the gather that the passes have not waited for
   std::optional<Event> reduced_;   // after the reduction, likewise

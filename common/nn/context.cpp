@@ -5,10 +5,9 @@
 
 namespace lockstep {
 
-AnyTensor Context::activation(const Shape& shape) {
-  return with_numbers(type_of(precision_), [&](auto number) -> AnyTensor {
-    return pool_->take<decltype(number)>(shape);
-  });
+AnyTensor Context::empty(const Shape& shape, ElementType type) {
+  return with_numbers(
+      type, [&](auto number) -> AnyTensor { return pool_->take<decltype(number)>(shape); });
 }
 
 Positions Context::positions(const Shape& shape) {

@@ -63,9 +63,11 @@ class Context {
   // Tensors with undefined contents, given back to the pool when their last handle is destroyed.
 
   /// For an activation, or the gradient of one: in the precision of the passes.
-  AnyTensor activation(const Shape& shape);
+  AnyTensor activation(const Shape& shape) { return empty(shape, type_of(precision_)); }
   /// For statistics, sums, probabilities: Real with any precision.
   Tensor empty(const Shape& shape) { return pool_->take<Real>(shape); }
+  /// For copies of a tensor of this type.
+  AnyTensor empty(const Shape& shape, ElementType type);
   /// Of maxima, beside activations.
   Positions positions(const Shape& shape);
   Precision precision() const { return precision_; }

@@ -73,11 +73,12 @@ Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule
                 rule, {parameters.contribution()}, parameters.marks()) {}
 
 Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
-                     std::vector<Tensor> zeroed, GradientMarks marks)
+                     std::vector<Tensor> zeroed, GradientMarks marks, Tensor overflow)
     : stream_(stream),
       ranges_(std::move(ranges)),
       zeroed_(std::move(zeroed)),
       marks_(std::move(marks)),
+      overflow_(std::move(overflow)),
       rule_(rule),
       health_(
           HealthTensor::from_host(stream, {}, {Health{.scale = scales_loss() ? kFirstScale : 1}})) {
@@ -148,6 +149,7 @@ void Optimizer::step_or_skip(const StepStateTensor& state, const Tensor& loss,
       kernels.check_finite(stream_, state, range.gradients, health_);
     }
   }
+  if (scales_loss() && overflow_.defined()) kernels.unscale(stream_, state, health_, overflow_);
   if (clip != nullptr) (*clip)();
   marks_.write(stream_);  // what no exchange between ranks has written
   if (is_adam(rule_.kind)) {

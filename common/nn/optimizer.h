@@ -96,9 +96,11 @@ class Optimizer {
   Optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
   /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
   /// the ranges' gradients. The ranges' stretches belong to the parameters that `marks` knows;
-  /// without marks, all numbers have a gradient in every step.
+  /// without marks, all numbers have a gradient in every step. If the loss is scaled, a step is
+  /// skipped, too, when `overflow` [1] is not finite: where gradients are elsewhere, it tells of
+  /// them (torch's ShardedGradScaler asks all ranks likewise).
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
-            std::vector<Tensor> zeroed = {}, GradientMarks marks = {});
+            std::vector<Tensor> zeroed = {}, GradientMarks marks = {}, Tensor overflow = {});
 
   /// Rounds the values to their copies in 16 bits, where there are any. The constructor does it,
   /// and each step: call it when values have been loaded since.
@@ -141,6 +143,7 @@ class Optimizer {
   std::vector<UpdatedRange> ranges_;
   std::vector<Tensor> zeroed_;  // by zero_gradients()
   GradientMarks marks_;
+  Tensor overflow_;
   OptimizerRule rule_;
   std::vector<OptimizerState> state_;
   CountTensor steps_;

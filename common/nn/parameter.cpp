@@ -44,6 +44,13 @@ FlatBuffers::FlatBuffers(Module& module, Stream stream) : buffers_(module.buffer
   }
 }
 
+AnyTensor rounded_copies(Precision precision, Stream stream, int64_t elements) {
+  if (precision == Precision::real) return {};
+  return with_sixteen_bits(type_of(precision), [&](auto number) -> AnyTensor {
+    return BasicTensor<decltype(number)>::empty(stream, {elements});
+  });
+}
+
 FlatParameters::FlatParameters(Module& module, Stream stream, Precision precision)
     : parameters_(module.parameters()), buffers_(module, stream), precision_(precision) {
   int64_t total = 0;
@@ -56,11 +63,7 @@ FlatParameters::FlatParameters(Module& module, Stream stream, Precision precisio
                          contribution_.range(total + 1, {count}));
   stream.kernels().fill(stream, 0, values_);
   stream.kernels().fill(stream, 0, contribution_);
-  if (precision != Precision::real) {
-    rounded_ = with_sixteen_bits(type_of(precision), [&](auto number) -> AnyTensor {
-      return BasicTensor<decltype(number)>::empty(stream, {total});
-    });
-  }
+  rounded_ = rounded_copies(precision, stream, total);
   int64_t at = 0;
   for (auto p = parameters_.rbegin(); p != parameters_.rend(); ++p) {
     (*p)->value = values_.range(at, (*p)->shape);

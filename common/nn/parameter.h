@@ -47,6 +47,10 @@ struct ModelBuffer {
   Tensor value{};
 };
 
+/// Memory for the copies of `elements` values that products read: undefined, unless the precision
+/// has 16 bits.
+AnyTensor rounded_copies(Precision precision, Stream stream, int64_t elements);
+
 /// Where tensors that lie one after another in a flat buffer begin: `elements` rounded up to a
 /// multiple of 64 bytes (vector loads, cuDNN).
 int64_t aligned(int64_t elements);

@@ -229,6 +229,26 @@ TEST_CASE("With messages in bf16 the weights are near stage 01's, for half of th
 
 #ifndef LOCKSTEP_DOUBLE
 
+TEST_CASE("In 16 bits the ranks end with stage 04's bits, and skip its steps, whatever they share",
+          "[equivalence][sharded][sixteen]") {
+  // The scale of fp16 grows after every second good step, so that gradients overflow in some. Most
+  // of them overflow in one rank's shard only, and both ranks must skip the step.
+  for (const Options& type : {Options{"bf16"}, Options{"fp16", "--growth-interval", "2"}}) {
+    const Options options = sharded_steps({"--max-steps", "20", "--model", "seed", "--accumulate",
+                                           "2", "--clip-norm", "1000", "--precision"}) +
+                            type + kSgd;
+    const Outcome whole = train(options, "04-ddp", cpus(2));
+    for (const std::string way : {"none", "optimizer", "gradients", "parameters"}) {
+      INFO(type[0] << ", " << way);
+      const Outcome shared = train(options + Options{"--shard", way}, "06-fully-sharded", cpus(2));
+      check_equal(shared, whole, 0);
+      if (type[0] == "bf16") continue;
+      CHECK(shared.metrics.at("loss_scale") == whole.metrics.at("loss_scale"));
+      CHECK(!shared.metrics.at("loss_scale").at("skipped_steps").empty());
+    }
+  }
+}
+
 /// MiB of parameters, gradients and AdamW's state on one of W ranks, for so many of parameters.
 double kept(const std::string& way, double parameters, int ranks) {
   const double shard = parameters / ranks;
