@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import grade  # noqa: E402
 from coursework import CourseworkError, grader as grader_module, report, solutions, tasks  # noqa: E402
 from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
-from coursework.sandbox import NONE, Sandbox  # noqa: E402
+from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, verdict_of  # noqa: E402
 from coursework.workshop import Workshop  # noqa: E402
@@ -147,6 +147,15 @@ class TestVerdict(Programs):
             text = self.verdict(script, race=True).text
         self.assertIn("verbosity=1:halt_on_error=1", text)
         self.assertIn("history_size=7", text)
+
+    def test_the_file_that_these_options_name_is_in_the_sandbox(self):
+        room = find_sandbox()
+        if room.kind == NONE:
+            self.skipTest("namespaces not permitted")
+        races = self.write("races", "race:gloo")
+        script = f"ended; cat {races}; exit 9"
+        with mock.patch.dict(os.environ, {"TSAN_OPTIONS": f"suppressions={races}:verbosity=1"}):
+            self.assertIn("race:gloo", self.verdict(script, race=True, sandbox=room).text)
 
     def test_nothing_else_of_the_callers_environment_is_there(self):
         with mock.patch.dict(os.environ, {"TOKEN": "secret"}):

@@ -273,7 +273,7 @@ def run_program(task, way, deadline):
                        **witness.environment}
         command = way.sandbox.command(
             (*way.wrapper, way.program, *(way.words or (task.tag,)), "--reporter", "xml", "--out", "/dev/null",
-             "--success", "--abort"), View(readable=(way.program,)), RUNNING, environment)
+             "--success", "--abort"), View(readable=(way.program, *suppressions())), RUNNING, environment)
         try:
             with none_left(), Watch(running, deadline) as watch, Guard(running, RUNNING) as guard:
                 words, output = run(command, deadline, running, pass_fds=(witness.descriptor,), cwd="/")
@@ -292,6 +292,12 @@ def tsan_options():
     is remembered for as long as possible."""
     ours = "halt_on_error=1:second_deadlock_stack=1:history_size=7"
     return ":".join(filter(None, (os.environ.get("TSAN_OPTIONS"), ours)))
+
+
+def suppressions():
+    """The file that the caller's options name: the program must find it in its sandbox."""
+    named = re.findall(r"\bsuppressions=([^:]+)", os.environ.get("TSAN_OPTIONS", ""))
+    return [path for path in named if os.path.isfile(path)]
 
 
 def computed_by_children():
