@@ -297,7 +297,6 @@ TEST_CASE("Little memory is one clear line, whatever asked for it", "[faults]") 
   }
   for (int missing = 50; missing <= 1'000; missing += 50) trains_within(enough - missing);
 }
-
 #endif
 
 TEST_CASE("--trace is a timeline of every stream, one operation after another", "[faults]") {

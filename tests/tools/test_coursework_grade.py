@@ -154,8 +154,14 @@ class TestVerdict(Programs):
             self.skipTest("namespaces not permitted")
         races = self.write("races", "race:gloo")
         script = f"ended; cat {races}; exit 9"
-        with mock.patch.dict(os.environ, {"TSAN_OPTIONS": f"suppressions={races}:verbosity=1"}):
-            self.assertIn("race:gloo", self.verdict(script, race=True, sandbox=room).text)
+        for separator in ":, ":
+            with mock.patch.dict(os.environ, {"TSAN_OPTIONS": f"suppressions={races}{separator}verbosity=1"}):
+                self.assertIn("race:gloo", self.verdict(script, race=True, sandbox=room).text, separator)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.root)
+        for other in ("races", f"{races}-not-there"):
+            with mock.patch.dict(os.environ, {"TSAN_OPTIONS": f"suppressions={other}"}):
+                self.assertIn("status 9", self.verdict("ended; exit 9", race=True, sandbox=room).text, other)
 
     def test_nothing_else_of_the_callers_environment_is_there(self):
         with mock.patch.dict(os.environ, {"TOKEN": "secret"}):

@@ -259,6 +259,19 @@ class TestOnAStandIn(unittest.TestCase):
         for text in (done.stdout, self.out.read_text().split("## ops")[-1]):
             self.assertIn("FAILED: kernels.cu.o", text)
 
+    def test_a_driver_that_shows_no_gpu_leaves_a_file_that_quotes_it(self):
+        for text, reason in (("#!/bin/sh\necho 'No devices were found'\nexit 6\n",
+                              "no GPU: nvidia-smi says 'No devices were found'"),
+                             (NVIDIA_SMI.replace("9.0", "[N/A]"),
+                              "no GPU: the compute capability of NVIDIA Test GPU is '[N/A]' for nvidia-smi")):
+            self.write(self.bin / "nvidia-smi", text)
+            done = call(self.root / "tools/gpu-check", "--part", "ops", env={
+                **without_gpu(), "PATH": f"{self.bin}{os.pathsep}{without_gpu()['PATH']}"})
+            self.assertEqual((1, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+            file, = (self.root / "docs/results").iterdir()
+            self.assertIn(f"send this one file: {file}", done.stdout)
+            self.assertIn(f"Nothing was checked: {reason}", file.read_text())
+
     def test_software_that_is_missing_leaves_a_file_that_says_so(self):
         done = call(sys.executable, self.root / "tools/gpu-check", "--out", self.out, "--python",
                     self.bin / "torch", env={**without_gpu(), "PATH": str(self.bin)})  # no compiler
@@ -411,14 +424,11 @@ class TestWithoutGpu(unittest.TestCase):
         self.assert_one_line(self.check(), "no GPU", "ops, stages, sanitizer, bench")
         self.assertEqual(before, sorted((ROOT / "docs/results").iterdir()))
 
-    def test_an_nvidia_smi_that_fails_is_quoted(self):
+    def test_without_nvidia_smi_a_file_that_is_named_says_so(self):
         with tempfile.TemporaryDirectory() as folder:
-            tool = Path(folder) / "nvidia-smi"
-            tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-            tool.chmod(0o755)
-            done = self.check("--part", "ops",
-                              PATH=folder + os.pathsep + without_gpu()["PATH"])
-        self.assert_one_line(done, "no GPU: nvidia-smi says 'No devices were found'")
+            done = self.check("--out", Path(folder) / "found.md")
+            self.assertEqual(1, done.returncode)
+            self.assertIn("no GPU: nvidia-smi is not on PATH", (Path(folder) / "found.md").read_text())
 
     def test_wrong_arguments_are_one_line(self):
         for arguments, text in ((("--part", "speed"), "invalid choice: 'speed'"),

@@ -296,8 +296,8 @@ def tsan_options():
 
 def suppressions():
     """The file that the caller's options name: the program must find it in its sandbox."""
-    named = re.findall(r"\bsuppressions=([^:]+)", os.environ.get("TSAN_OPTIONS", ""))
-    return [path for path in named if os.path.isfile(path)]
+    named = re.findall(r"\bsuppressions=([^:, ]+)", os.environ.get("TSAN_OPTIONS", ""))
+    return [path for path in named if os.path.isabs(path) and os.path.isfile(path)]
 
 
 def computed_by_children():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from command_line import Parser, complain
 from gpu_check import build, bundle, checks, measure, results
-from gpu_check.machine import CORES, ROOT, CheckError, describe, find_gpu, find_tools
+from gpu_check.machine import (CORES, ROOT, CheckError, describe, find_gpu, find_tools,
+                               has_driver)
 
 # Seconds that a part may take, on 16 cores: 24 minutes in all, in three calls of under 10.
 LIMITS = {"build": 240, "ops": 90, "stages": 240, "sanitizer": 400, "bench": 470}
@@ -136,23 +137,28 @@ def run_parts(options, setup, gpu, reason, file):
     return verdicts
 
 
+def need_gpu(options, gpu, reason):
+    """CheckError if a part needs a GPU and there is none."""
+    parts = [part for part in options.parts if part != "build"]
+    if parts and not gpu:
+        raise CheckError(f"{reason}; {', '.join(parts)} cannot run without one, nothing was "
+                         "checked; run this where a GPU is (--part build builds for CPU devices)")
+
+
 def main(options):
     if options.bundle:
         size = bundle.make(options.bundle)
         print(f"{options.bundle}: {size / 2**20:.1f} MiB, limit {bundle.LIMIT / 2**20:.0f} MiB")
         return 0
     gpu, reason = find_gpu()
-    need_gpu = [part for part in options.parts if part != "build"]
-    if need_gpu and not gpu:
-        raise CheckError(f"{reason}; {', '.join(need_gpu)} cannot run without one, nothing was "
-                         "checked; run this where a GPU is (--part build builds for CPU devices)")
     device = f"{gpu.name} {gpu.part}".rstrip() if gpu else "CPU devices"
     rows = []
-    file = None  # a build without a GPU gives no result to keep
-    if gpu or options.out:
+    file = None  # a machine that never had a GPU gives no result to keep
+    if gpu or options.out or has_driver():
         out = options.out or ROOT / "docs/results" / results.default_name(device)
         file = results.ResultFile(out, lambda: results.header(device, rows))
     try:
+        need_gpu(options, gpu, reason)
         setup, manifest = setup_for(options, gpu)
     except (CheckError, OSError) as error:  # the person here sends the file
         if file:

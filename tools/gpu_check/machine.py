@@ -45,9 +45,22 @@ class Gpu:
         return 4 if self.part else {"9.0": 1, "10.0": 1, "8.0": 2}.get(self.capability, 4)
 
 
+def nvidia_smi():
+    """The path of nvidia-smi, or None."""
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
+
+
+def has_driver():
+    """Whether anything of NVIDIA's driver is here, also if no GPU can be found with it."""
+    return bool(nvidia_smi()) or Path("/dev/nvidiactl").exists()
+
+
+CAPABILITY = re.compile(r"\d+\.\d+")  # as nvidia-smi prints it; a broken driver's is "[N/A]"
+
+
 def find_gpu():
     """The first GPU of this machine and "", or None and the reason in one line."""
-    tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
+    tool = nvidia_smi()
     if not tool:
         return None, "no GPU: nvidia-smi is not on PATH"
     only, part = os.environ.get("CUDA_VISIBLE_DEVICES", ""), ""
@@ -63,7 +76,12 @@ def find_gpu():
     rows = [[field.strip() for field in line.split(",")] for line in lines]
     if status != 0 or not rows or len(rows[0]) != 4:
         return None, f"no GPU: nvidia-smi says '{lines[0] if lines else ''}'"
-    return Gpu(*rows[0], len(rows), tuple(sorted({row[1] for row in rows})), part), ""
+    name, capability = rows[0][:2]
+    if not CAPABILITY.fullmatch(capability):
+        return None, (f"no GPU: the compute capability of {name} is '{capability}' for nvidia-smi, expected a "
+                      "number like 9.0; reinstall or update NVIDIA's driver")
+    known = tuple(sorted({row[1] for row in rows if CAPABILITY.fullmatch(row[1])}))
+    return Gpu(*rows[0], len(rows), known, part), ""
 
 
 def asked(tool, *words):
