@@ -25,7 +25,6 @@ struct DataParallelOptions : Options {
                       "DataParallel makes its own copies and sums; for a library's reduction "
                       "start 04-ddp --all-reduce library");
   }
-  bool has_precision() const override { return true; }
 };
 
 /// One optimizer step over a batch that has been fed. Leaves its mean loss in `loss`, [1].

@@ -44,7 +44,6 @@ struct DdpStageOptions : Options {
   StepOptions step;
 
   void add_to(OptionParser& parser) override;
-  bool has_precision() const override { return true; }
 };
 
 /// Wraps the model's network as the options say; its weights are now rank 0's.

@@ -48,7 +48,6 @@ struct CheckpointStageOptions : Options {
   SavingOptions saving;
 
   void add_to(OptionParser& parser) override;
-  bool has_precision() const override { return true; }
 };
 
 /// Throws BadInput where ranks have running statistics of their own, and a checkpoint would have

@@ -53,9 +53,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
       marks_(in_order(units_), loss_and_marks_.range(1, {int64_t(parameters().size())})),
       own_health_(HealthTensor::from_host(passes, {}, {Health{}})) {
   if (scales_loss()) {
-    overflow_ = loss_and_marks_.range(loss_and_marks_.elements() - 1, {1});
-    finite_gradients_ = HealthTensor::from_host(passes, {}, {Health{}});
-    sound_ = HealthTensor::from_host(passes, {}, {Health{}});
+    overflow_ = OverflowNumber(loss_and_marks_.range(loss_and_marks_.elements() - 1, {1}));
   }
   require_same_network(exchange, parameters(), buffers());
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
@@ -128,7 +126,7 @@ AnyTensor FullyShardedDataParallel::backward(const AnyTensor& dy, Context& conte
     units_[i]->free_values();
     if (!reduces) continue;
     // In fp16 a gradient that is not finite skips the step, and nothing has failed.
-    units_[i]->reduce_gradients(state_, scales_loss() ? finite_gradients_ : own_health_);
+    units_[i]->reduce_gradients(state_, scales_loss() ? overflow_.found() : own_health_);
     // One unit late: the passes need not wait for this reduction before they go on.
     if (i + 1 < units_.size()) units_[i + 1]->free_gradients();
   }
@@ -158,10 +156,7 @@ void FullyShardedDataParallel::average_loss() {
   communication.wait(messages_.passes.record());
   kernels.check_finite(communication, state_, loss(), own_health_);
   kernels.poison(communication, own_health_, loss());
-  if (scales_loss()) {
-    kernels.poison(communication, finite_gradients_, overflow_);
-    communication.copy(finite_gradients_.data(), sound_.data(), sound_.bytes());  // the next step's
-  }
+  if (scales_loss()) overflow_.write(communication);
   marks_.write(communication);
   kernels.scale(communication, Real(1) / Real(messages_.averaged()), loss_and_marks_);
   messages_.measure(Purpose::other,
@@ -222,7 +217,7 @@ Optimizer FullyShardedDataParallel::optimizer(const OptimizerRule& rule) const {
   for (const Unit* unit : units_) {
     if (!messages_.shards(ShardKind::gradients)) zeroed.push_back(unit->gradients());
   }
-  return Optimizer(messages_.passes, shards(), rule, zeroed, marks_, overflow_);
+  return Optimizer(messages_.passes, shards(), rule, zeroed, marks_, overflow_.number());
 }
 
 ClipByNorm FullyShardedDataParallel::clip_by_norm(double most) const {

@@ -92,6 +92,9 @@ class FullyShardedDataParallel final : public Module {
   /// [1], the loss of this rank's samples; after the last backward the mean over the global batch.
   Tensor loss() const { return loss_and_marks_.range(0, {1}); }
   /// Whether this rank's contribution to the sums was finite, its loss included.
+  /// For fp16, else undefined: [1], the optimizer's `overflow`. After a step's last backward it is
+  /// the sum over all ranks.
+  const Tensor& overflow() const { return overflow_.number(); }
   const HealthTensor& own_health() const { return own_health_; }
   /// The number of learnt values.
   int64_t count();
@@ -121,13 +124,9 @@ class FullyShardedDataParallel final : public Module {
   Tensor loss_and_marks_;  // [1 + parameters], in fp16 [1 + parameters + 1]: overflow_
   GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;
-  /// For fp16, else undefined: [1], 0 or, once a rank's gradients have overflowed in this step,
-  /// NaN.
-  Tensor overflow_;
-  HealthTensor finite_gradients_;  // whether this rank's own are, in this step
-  HealthTensor sound_;             // at the begin of each step, that
-  StepStateTensor state_;          // of the current pass
-  bool in_step_ = false;           // a pass has begun whose reduction has not ended
+  OverflowNumber overflow_;  // for fp16
+  StepStateTensor state_;    // of the current pass
+  bool in_step_ = false;     // a pass has begun whose reduction has not ended
 };
 
 // --- --load and --save, a unit at a time: no rank has the whole network --------------------------

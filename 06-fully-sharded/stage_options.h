@@ -17,7 +17,6 @@ struct ShardedStageOptions : Options {
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }
-  bool has_precision() const override { return true; }
   /// The --emulate value with which stage 01 normalises as these ranks do.
   std::string emulation(size_t world_size) const { return sync_bn.emulation(step, world_size); }
 };

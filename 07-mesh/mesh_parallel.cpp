@@ -24,6 +24,37 @@ void require_links(const DeviceMesh& mesh) {
       mesh.shape().text(), mesh.group().backend_and_why(), mesh.device().name());
 }
 
+/// For fp16, around a network whose ranks along `axes` have other parts of it: if the gradients of
+/// one have overflowed, all skip the step. FullyShardedDataParallel tells it along the other axes.
+class SkipTogether final : public Module {
+ public:
+  /// `overflow` [1] becomes the sum of the ranks' numbers after a step's last backward.
+  SkipTogether(std::unique_ptr<Module> network, Tensor overflow, Communicator& along,
+               Stream communication)
+      : network_(add_module("", std::move(network))),
+        overflow_(std::move(overflow)),
+        along_(along),
+        communication_(communication) {}
+
+  AnyTensor forward(const AnyTensor& x, Context& context) override {
+    return network_.forward(x, context);
+  }
+  AnyTensor backward(const AnyTensor& dy, Context& context) override {
+    AnyTensor dx = network_.backward(dy, context);
+    if (!context.facts.last_contribution) return dx;
+    communication_.wait(context.stream().record());
+    along_.all_reduce(communication_, overflow_);
+    context.stream().wait(communication_.record());
+    return dx;
+  }
+
+ private:
+  Module& network_;
+  Tensor overflow_;
+  Communicator& along_;
+  Stream communication_;
+};
+
 }  // namespace
 
 MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh& mesh,
@@ -35,8 +66,16 @@ MeshParallel::MeshParallel(Model& model, const ModelOptions& options, DeviceMesh
       unsplit_(std::move(model.network)),
       ranks_(mesh.along({Axis::tensor}), communication),
       sharded_((split(model, options), cut(model, options), shard(model, sharding))) {
-  if (mesh.size(Axis::pipeline) == 1) return;
-  stage_ = &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
+  if (mesh.size(Axis::pipeline) > 1) {
+    stage_ =
+        &make_stage(model, mesh, passes, communication, plan, options.classes, sharded_.loss());
+  }
+  if (sharded_.overflow().defined()) {
+    Communicator& parts = mesh.along({Axis::tensor, Axis::pipeline});
+    if (parts.world_size() > 1) {
+      model.wrap<SkipTogether>(sharded_.overflow(), parts, communication);
+    }
+  }
 }
 
 /// Along `tensor`: all layers that can be split, and divide by its ranks. The others are copies.

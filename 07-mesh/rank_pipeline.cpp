@@ -74,7 +74,7 @@ StageLink::~StageLink() {
   stream_.wait(passes_.record());  // the places are freed in this stream's order
 }
 
-void StageLink::send(const Tensor& x, int to, const Context& context) {
+void StageLink::send(const AnyTensor& x, int to, const Context& context) {
   if (!told_.defined()) tell_extents(x, to);
   if (under_way_.size() == most_under_way_) {
     passes_.wait(under_way_.front().arrived);  // the memory is used again in their order
@@ -101,16 +101,17 @@ void StageLink::await(const Event& arrived, const Context& context) {
   waits_.stop();
 }
 
-Tensor StageLink::receive(int64_t samples, int from, Context& context) {
+AnyTensor StageLink::receive(int64_t samples, int from, Context& context) {
   if (learnt_.axes() == 0) learn_extents(samples, from);
   Shape shape = learnt_;
   shape[0] = samples;
   Place& place = places_[received_++ % places_.size()];
   if (place.emptied) stream_.wait(*place.emptied);
   if (!place.memory.defined() || place.memory.elements() < shape.elements()) {
-    place.memory = Tensor::empty(stream_, shape);
+    place.memory = AnyTensor::empty(stream_, shape, type_of(context.precision()));
   }
-  const Tensor arrived = place.memory.range(0, shape), x = context.empty(shape);
+  const AnyTensor arrived = place.memory.range(0, shape);
+  AnyTensor x = context.activation(shape);
   comm_->receive(stream_, arrived, from);
   await(stream_.record(), context);
   passes_.copy(x.data(), arrived.data(), x.bytes());
@@ -118,7 +119,7 @@ Tensor StageLink::receive(int64_t samples, int from, Context& context) {
   return x;
 }
 
-void StageLink::tell_extents(const Tensor& x, int to) {
+void StageLink::tell_extents(const AnyTensor& x, int to) {
   std::vector<int64_t> extents = x.shape().extents();
   require(extents.size() <= kMostExtents, "pipeline: an activation {}, expected at most {} extents",
           x.shape().text(), kMostExtents);
@@ -176,7 +177,7 @@ AnyTensor RankPipeline::forward(const AnyTensor& x, Context& context) {
       number,
       InFlight{.context = context, .samples = x.shape()[0], .input = is_first() ? x : AnyTensor()});
   follow(context);
-  return is_last() ? std::exchange(in_flight_.at(number).output, {}) : Tensor();
+  return is_last() ? std::exchange(in_flight_.at(number).output, {}) : AnyTensor();
 }
 
 AnyTensor RankPipeline::backward(const AnyTensor& dy, Context& context) {
@@ -234,13 +235,13 @@ void RankPipeline::run(const Instruction& instruction) {
 }
 
 /// Without a list: a batch passes through all stages before the next one comes.
-Tensor RankPipeline::evaluate(const Tensor& x, Context& context) {
+AnyTensor RankPipeline::evaluate(const AnyTensor& x, Context& context) {
   const int64_t samples = x.shape()[0];
-  const Tensor y = layers().forward(
+  const AnyTensor y = layers().forward(
       is_first() ? x : activations_.receive(samples, stage_ - 1, context), context);
   if (!is_last()) activations_.send(y, stage_ + 1, context);
   activations_.await_sent(context);
-  const Tensor scores = is_last() ? y : context.empty({samples, classes_});
+  const Tensor scores = is_last() ? Tensor(y) : context.empty({samples, classes_});
   Communicator& comm = calls_.comm();
   calls_.run("scores", Purpose::other, context,
              [&](Stream stream) { comm.broadcast(stream, scores, comm.world_size() - 1); });

@@ -50,11 +50,12 @@ class StageLink {
 
   /// Enqueues that x [n,...], as the passes so far have made it, goes to stage `to`. All tensors of
   /// a link have the same extents but the first.
-  void send(const Tensor& x, int to, const Context& context);
-  /// The next tensor [samples,...] from stage `from`, as the passes will find it. The host waits
+  void send(const AnyTensor& x, int to, const Context& context);
+  /// The next tensor [samples,...] from stage `from`, as the passes will find it, in the precision
+  /// of `context`. The host waits
   /// for the first one, which comes with its extents; samples are known on all ranks. Throws
   /// BadInput where the first one has another number of them.
-  Tensor receive(int64_t samples, int from, Context& context);
+  AnyTensor receive(int64_t samples, int from, Context& context);
   /// What the passes enqueue from now on comes after all that was sent has arrived.
   void await_sent(const Context& context);
 
@@ -67,16 +68,16 @@ class StageLink {
 
  private:
   struct UnderWay {
-    Tensor x;
+    AnyTensor x;
     Event arrived;
   };
   struct Place {
-    Tensor memory{};
+    AnyTensor memory{};
     std::optional<Event> emptied{};  // of the passes: they have copied what was there
   };
 
   void await(const Event& arrived, const Context& context);
-  void tell_extents(const Tensor& x, int to);
+  void tell_extents(const AnyTensor& x, int to);
   void learn_extents(int64_t samples, int from);
 
   const DeviceMesh& mesh_;
@@ -136,14 +137,14 @@ class RankPipeline final : public Module {
   struct InFlight {
     Context context;
     int64_t samples = 0;
-    Tensor input{}, output{}, output_gradient{}, input_gradient{};
+    AnyTensor input{}, output{}, output_gradient{}, input_gradient{};
   };
 
   Module& layers() const { return *children().front(); }
   bool can_run(const Instruction& instruction) const;
   void follow(Context& context);
   void run(const Instruction& instruction);
-  Tensor evaluate(const Tensor& x, Context& context);
+  AnyTensor evaluate(const AnyTensor& x, Context& context);
   void end_step(Context& context);
 
   int stage_;

@@ -106,6 +106,7 @@ MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, 
   });
   ShardingOptions sharding = options.sharding;
   sharding.broadcast_buffers = !options.step.no_broadcast_buffers;
+  sharding.precision = options.precision;
   return MeshParallel(model, options.model_options(images), mesh, passes, communication, sharding,
                       {choice_of<ScheduleKind>(name_of(options.rank_schedule), "--schedule"),
                        options.step.accumulate});

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "common/core/tensor.h"
+#include "common/core/any_tensor.h"
 
 namespace lockstep {
 
@@ -22,8 +22,8 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Takes the memory of all places now, for tensors of this shape. Without it the first sends do,
-  /// and wait for all that the receiver has been given so far.
+  /// Takes the memory of all places now, for tensors of Real of this shape. Without it the first
+  /// sends do, and wait for all that the receiver has been given so far.
   void reserve(const Shape& shape);
 
   /// Whether the host has enqueued what send() or receive() would have to wait for.
@@ -35,22 +35,23 @@ class Channel {
   void await_place();
   /// Enqueues on the sender's stream a copy of x [n,...], of the sender's, into the next place, as
   /// soon as that has been emptied, and notes the event that receive() makes the receiver wait for.
-  /// All have the same extents but the first; throws BadInput, with both shapes, if not.
-  void send(const Tensor& x);
+  /// All have the same type, and the same extents but the first; throws BadInput, with both shapes,
+  /// if not.
+  void send(const AnyTensor& x);
   /// The oldest tensor not received yet, from here on in the receiver's order.
-  Tensor receive();
+  AnyTensor receive();
   /// The receiver has enqueued the last operation that reads the oldest tensor received.
   void release();
 
  private:
   struct Place {
-    Tensor memory{};
+    AnyTensor memory{};
     Shape shape{};                   // of the tensor that is in it
     std::optional<Event> filled{};   // of the sender: the copy is complete
     std::optional<Event> emptied{};  // of the receiver: it has read what was there
   };
 
-  void make_room(Place& place, const Shape& shape);
+  void make_room(Place& place, const Shape& shape, ElementType type);
 
   Stream from_, to_;
   std::vector<Place> ring_;

@@ -44,13 +44,14 @@ void train(const PipelineProgramOptions& options) {
   Pipeline pipeline = make_pipeline(model, options, data.train, streams);  // takes the layers
   pipeline.initialize(options.init, options.seed);
   if (!options.load.empty()) load_weights(options.load, pipeline.network());
+  pipeline.round();  // with --precision bf16 or fp16: copies of the weights
 
   // What brings the batches in and carries the losses out.
   DataLoader train_loader(data.train, options.train_loader(data.train, pinned));
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader.batches_per_epoch());
   Feeder feeder(stream, data.train);  // these two for the evaluation
-  Context context(stream);
+  Context context(stream, options.precision);
   const Tensor loss = pipeline.loss();
   TrainingLog log("03-model-split", options, loss.home(), pointers_to(devices), data.train.count());
   log.start(data.train, data.test, pipeline.parameter_count());

@@ -20,26 +20,37 @@ Pipeline::Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dat
   schedules_ = make_schedules(options.schedule, int(devices), options.micro_batches,
                               int(network_->chunks()));
   for (Instructions& list : schedules_) std::erase(list, Instruction{Kind::step});  // see update()
-  for (size_t d = 0; d < devices; ++d) {
-    const Stream stream = network_->stages()[d].stream;
-    workers_.push_back(
-        {.phases = PhaseTimer(stream), .pool = std::make_shared<TensorPool>(stream)});
-    if (d + 1 == devices) continue;
-    losses_.emplace_back(network_->stages().back().stream, stream, kGradientPlaces);
-    losses_.back().reserve({1});
-  }
+  for (size_t d = 0; d < devices; ++d) add_device(d);
   while (stages_.size() < network_->stages().size()) add_stage(set, rule);
+}
+
+void Pipeline::add_device(size_t d) {
+  const Stream stream = network_->stages()[d].stream, last = network_->stages().back().stream;
+  workers_.push_back({.phases = PhaseTimer(stream), .pool = std::make_shared<TensorPool>(stream)});
+  if (scales_loss()) workers_[d].overflow = OverflowNumber(Tensor::empty(stream, {1}));
+  if (d + 1 == network_->devices()) return;
+  const auto add_channel = [](std::deque<Channel>& channels, Stream from, Stream to) {
+    channels.emplace_back(from, to, kGradientPlaces);
+    channels.back().reserve({1});
+  };
+  add_channel(losses_, last, stream);
+  if (!scales_loss()) return;
+  add_channel(overflows_to_last_, stream, last);
+  add_channel(overflows_, last, stream);
 }
 
 void Pipeline::add_stage(const Dataset& set, const OptimizerRule& rule) {
   const size_t s = stages_.size(), devices = workers_.size();
   const StagedNetwork::Stage& stage = network_->stages()[s];
-  stages_.push_back({.network = stage,
-                     .optimizer = Optimizer(*stage.parameters, rule),
-                     .feeder = Feeder(stage.stream, set, size_t{2} * options_.micro_batches)});
+  stages_.push_back(
+      {.network = stage,
+       .optimizer = Optimizer(*stage.parameters, rule, workers_[s % devices].overflow.number()),
+       .feeder = Feeder(stage.stream, set, size_t{2} * options_.micro_batches)});
   const int live = most_live(schedules_[s % devices], int(s / devices));
   for (int i = 0; i < live; ++i) {
-    stages_[s].in_flight.push_back({.context = Context(workers_[s % devices].pool)});
+    stages_[s].in_flight.push_back(
+        {.context = Context(workers_[s % devices].pool, options_.precision,
+                            stages_[s].optimizer.loss_scale())});
   }
   if (s == 0) return;
   const Stage& before = stages_[s - 1];
@@ -52,6 +63,10 @@ void Pipeline::initialize(Initializer initializer, uint64_t seed) {
   for (const Stage& stage : stages_) {
     lockstep::initialize(*stage.network.parameters, initializer, seed);
   }
+}
+
+void Pipeline::round() const {
+  for (const Stage& stage : stages_) stage.optimizer.round();
 }
 
 int64_t Pipeline::parameter_count() const {
@@ -115,6 +130,7 @@ void Pipeline::run_schedule() {
 }
 
 void Pipeline::update() {
+  if (scales_loss()) collect_overflows();
   // From the last device to the first: the last one sends the loss to the others.
   for (size_t d = workers_.size(); d-- > 0;) enqueue(d, {Kind::step});
   // The first device's step comes after the batch has been read: that device has read the images,
@@ -187,7 +203,7 @@ void Pipeline::run(size_t s, const Instruction& instruction) {
   }
 }
 
-void Pipeline::send(Channel& channel, Tensor& x, PhaseTimer& phases) {
+void Pipeline::send(Channel& channel, AnyTensor& x, PhaseTimer& phases) {
   channel.await_place();
   phases.end("wait");  // for a neighbour that lags
   channel.send(x);
@@ -233,7 +249,7 @@ void Pipeline::forward(size_t s, int number) {
 }
 
 /// The activation goes over the boundary after stage s, and its gradient comes back.
-void Pipeline::expect_boundary(size_t s, const Tensor& activation) {
+void Pipeline::expect_boundary(size_t s, const AnyTensor& activation) {
   if (activations_[s].crosses()) bytes_expected_ += 2 * int64_t(activation.bytes());
 }
 
@@ -259,16 +275,49 @@ void Pipeline::release_gradient(size_t s) {
   if (!is_last(s)) gradients_[s].release();
 }
 
+/// In fp16 all stages skip a step together. The last device learns from every other one whether
+/// gradients there have overflowed, and tells the sum to all with the loss.
+void Pipeline::collect_overflows() {
+  for (size_t d = 0; d < workers_.size(); ++d) {
+    const OverflowNumber& overflow = workers_[d].overflow;
+    const Stream stream = overflow.number().home();
+    stream.kernels().fill(stream, 0, overflow.number());
+    for (const size_t s : network_->stages_on(d)) {
+      stream.kernels().check_finite(stream, in_flight(s, 0).context.state(),
+                                    stages_[s].network.parameters->gradients(), overflow.found());
+    }
+    overflow.write(stream);
+    if (d < overflows_to_last_.size()) overflows_to_last_[d].send(overflow.number());
+  }
+  const Tensor& sum = workers_.back().overflow.number();
+  for (Channel& channel : overflows_to_last_) {
+    sum.home().kernels().add(sum.home(), channel.receive(), sum);
+    channel.release();
+  }
+}
+
 void Pipeline::step(size_t d) {
   // Every stage looks at the loss: if it is not finite, no stage may move.
   const bool last = d + 1 == workers_.size();
-  const Tensor mean = last ? loss() : losses_[d].receive();
+  const Tensor mean = last ? loss() : Tensor(losses_[d].receive());
   for (size_t i = 0; last && i < losses_.size(); ++i) losses_[i].send(mean);
+  if (scales_loss()) share_overflow(d);
   if (!last) bytes_expected_ += int64_t{sizeof(Real)};
   for (const size_t s : network_->stages_on(d)) {
     stages_[s].optimizer.step(in_flight(s, 0).context.state(), mean);
   }
   if (!last) losses_[d].release();
+}
+
+void Pipeline::share_overflow(size_t d) {
+  const Tensor& number = workers_[d].overflow.number();
+  if (d + 1 == workers_.size()) {
+    for (Channel& channel : overflows_) channel.send(number);
+    return;
+  }
+  number.home().copy(number.data(), overflows_[d].receive().data(), number.bytes());
+  overflows_[d].release();
+  bytes_expected_ += 2 * int64_t(number.bytes());  // there and back
 }
 
 // --- What it did ---------------------------------------------------------------------------------
@@ -295,7 +344,8 @@ double Pipeline::flops() const {
 
 int64_t Pipeline::bytes_moved() const {
   int64_t bytes = 0;
-  for (const auto* channels : {&activations_, &gradients_, &losses_}) {
+  for (const auto* channels :
+       {&activations_, &gradients_, &losses_, &overflows_to_last_, &overflows_}) {
     for (const Channel& channel : *channels) bytes += channel.bytes_sent();
   }
   return bytes;

@@ -23,6 +23,7 @@ struct PipelineOptions {
   /// Keeps only each stage's input and runs its forward once more before its backward (Chen et al.,
   /// arXiv 1604.06174): less memory, a third more work. Dropout draws the same masks again.
   bool recompute = false;
+  Precision precision = Precision::real;  // that of the network
 };
 
 /// Trains a split network by a schedule. The batch is cut into micro-batches whose gradients add up
@@ -61,6 +62,9 @@ class Pipeline {
   void require_samples(int64_t samples) const;
   /// Sets the first values of all parameters: stage 01's.
   void initialize(Initializer initializer, uint64_t seed);
+  /// Rounds all values to their copies in 16 bits, where there are any: call it when values have
+  /// been initialised or loaded.
+  void round() const;
   /// How many parameters the whole network learns, counted as numbers.
   int64_t parameter_count() const;
   /// The stages as one network, for evaluation and for its state; its input and result are on
@@ -90,10 +94,10 @@ class Pipeline {
   struct InFlight {
     Context context;
     BatchPart part{};
-    Tensor input{};            // for recomputing
-    Tensor output{};           // to the next stage
-    Tensor output_gradient{};  // from the next stage, on the last one from the loss
-    Tensor input_gradient{};   // to the stage before
+    AnyTensor input{};            // for recomputing
+    AnyTensor output{};           // to the next stage
+    AnyTensor output_gradient{};  // from the next stage, on the last one from the loss
+    AnyTensor input_gradient{};   // to the stage before
   };
   struct Stage {
     const StagedNetwork::Stage& network;
@@ -105,20 +109,25 @@ class Pipeline {
   struct Worker {
     PhaseTimer phases;
     std::shared_ptr<TensorPool> pool;  // of its stages' contexts
+    OverflowNumber overflow{};         // of its stages' gradients; for fp16
     size_t next = 0;                   // instruction of the current step
     int live = 0, most_live = 0;
   };
 
+  void add_device(size_t device);
   void add_stage(const Dataset& set, const OptimizerRule& rule);
   bool enqueue_as_far_as_possible(size_t device);
   void enqueue(size_t device, const Instruction& instruction);
   bool can_run(size_t stage, const Instruction& instruction) const;
   void run(size_t stage, const Instruction& instruction);
-  void send(Channel& channel, Tensor& x, PhaseTimer& phases);
+  void send(Channel& channel, AnyTensor& x, PhaseTimer& phases);
   void forward(size_t stage, int micro_batch);
-  void expect_boundary(size_t stage, const Tensor& activation);
+  void expect_boundary(size_t stage, const AnyTensor& activation);
   void backward(size_t stage, int micro_batch);
   void release_gradient(size_t stage);
+  bool scales_loss() const { return options_.precision == Precision::fp16; }
+  void collect_overflows();
+  void share_overflow(size_t device);
   void step(size_t device);
   /// What a pass is called in a trace: "forward 2", or with several chunks "forward 2.1".
   std::string pass_text(const char* pass, size_t stage, int micro_batch) const;
@@ -135,8 +144,9 @@ class Pipeline {
   std::vector<Instructions> schedules_;  // of each device, without the last instruction, the step
   std::deque<Worker> workers_;           // one per device
   std::deque<Stage> stages_;
-  std::deque<Channel> activations_, gradients_;  // [s]: between stages s and s + 1
-  std::deque<Channel> losses_;                   // [d]: from the last device to device d
+  std::deque<Channel> activations_, gradients_;        // [s]: between stages s and s + 1
+  std::deque<Channel> losses_;                         // [d]: from the last device to device d
+  std::deque<Channel> overflows_to_last_, overflows_;  // for fp16: [d], and back
   int64_t bytes_expected_ = 0;
 
   // The current step.

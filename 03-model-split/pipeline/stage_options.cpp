@@ -69,9 +69,10 @@ Pipeline make_pipeline(Model& model, const PipelineProgramOptions& options, cons
                           set.width, set.channels};  // batch normalisation needs two samples
   const int stages = static_cast<int>(streams.size()) * chunks;
   const Cuts cuts = choose_cuts(options.split, layers, stages, micro_batch, streams[0], chunks);
-  Pipeline pipeline(std::make_unique<StagedNetwork>(std::move(layers), cuts, streams), *model.loss,
-                    set, options.optimizer_rule(),
-                    {options.schedule_kind, micro_batches, options.recompute});
+  auto network =
+      std::make_unique<StagedNetwork>(std::move(layers), cuts, streams, options.precision);
+  Pipeline pipeline(std::move(network), *model.loss, set, options.optimizer_rule(),
+                    {options.schedule_kind, micro_batches, options.recompute, options.precision});
   pipeline.require_samples(options.smallest_batch(set.count()));
   return pipeline;
 }

@@ -131,7 +131,8 @@ Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, cons
 
 // --- The pieces ----------------------------------------------------------------------------------
 
-StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams)
+StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams,
+                             Precision precision)
     : devices_(streams.size()) {
   const size_t stages = cuts.size() + 1;
   require(stages % devices_ == 0,
@@ -150,8 +151,8 @@ StagedNetwork::StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<
     }
     const Stream stream = streams[s % devices_];
     Sequential& added = add_module("", std::move(piece));
-    stages_.push_back({stream, &added, std::make_unique<FlatParameters>(added, stream)});
-    if (s > 0) contexts_.push_back(std::make_unique<Context>(stream));
+    stages_.push_back({stream, &added, std::make_unique<FlatParameters>(added, stream, precision)});
+    if (s > 0) contexts_.push_back(std::make_unique<Context>(stream, precision));
   }
   for (size_t d = 0; d < devices_; ++d) streams[d].backend().set_owner(device_text(d));
 }

@@ -50,7 +50,8 @@ class StagedNetwork final : public Module {
 
   /// Equally many stages on each stream, dealt out in order. Throws BadInput for cuts that make
   /// another number of stages.
-  StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams);
+  StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams,
+                Precision precision = Precision::real);
 
   const std::vector<Stage>& stages() const { return stages_; }
   size_t devices() const { return devices_; }

@@ -47,10 +47,10 @@ void train(const TensorProgramOptions& options) {
   SplitRanks ranks(*comm, communication);
   Model model = make_model(options.model_options(data.train));
   TensorSplit& split = split_network(model, data.train, ranks, group, options);
-  const FlatParameters parameters(split, stream);
+  const FlatParameters parameters(split, stream, options.precision);
   split.initialize(options.init, options.seed);
   load_weights(group, options.load, split);
-  const Optimizer optimizer(parameters, options.optimizer_rule());
+  const Optimizer optimizer = split.optimizer(parameters, options.optimizer_rule());
 
   // What brings the batches in and carries the losses out.
   const auto train_loader = group.together([&] {
@@ -59,7 +59,7 @@ void train(const TensorProgramOptions& options) {
   DataLoader test_loader(data.test, options.test_loader(pinned));
   const LearningRateSchedule schedule = options.schedule(train_loader->batches_per_epoch());
   Feeder feeder(stream, data.train);
-  Context context(stream);
+  Context context(stream, options.precision, optimizer.loss_scale());
   const Tensor loss = parameters.loss();
   TrainingLog log("tensor-split", options, stream, {device.get()}, data.train.count(),
                   LogPeers::of(group, optimizer.health()));

@@ -14,7 +14,7 @@ int64_t SplitRanks::share(const Module& layer, int64_t total, const char* what) 
   return total / world_size();
 }
 
-void SplitRanks::all_reduce(const Module& layer, const Tensor& x, Context& context) {
+void SplitRanks::all_reduce(const Module& layer, const AnyTensor& x, Context& context) {
   if (world_size() == 1 || !x.defined()) return;  // nobody needs the gradient of the images
   calls_.run(layer.name(), Purpose::activations, context,
              [&](Stream stream) { comm().all_reduce(stream, x); });
@@ -25,7 +25,7 @@ void SplitRanks::all_reduce(const Module& layer, const Tensor& x, Context& conte
   traffic.bytes += double(comm().bytes_of_all_reduce(x));
 }
 
-void SplitRanks::all_gather(const Module& layer, const Tensor& mine, const Tensor& all,
+void SplitRanks::all_gather(const Module& layer, const AnyTensor& mine, const AnyTensor& all,
                             Context& context) {
   calls_.run(layer.name(), Purpose::activations, context,
              [&](Stream stream) { comm().all_gather(stream, mine, all); });
@@ -34,6 +34,12 @@ void SplitRanks::all_gather(const Module& layer, const Tensor& mine, const Tenso
   ++traffic.all_gathers;
   traffic.numbers += mine.elements();
   traffic.bytes += double(world_size() - 1) * double(mine.bytes());
+}
+
+void SplitRanks::add_overflows(const OverflowNumber& overflow, Context& context) {
+  if (world_size() == 1) return;
+  after_passes_.run("overflow", Purpose::other, context,
+                    [&](Stream stream) { comm().all_reduce(stream, overflow.number()); });
 }
 
 std::vector<HealthTensor> SplitRanks::healths(const HealthTensor& mine, Context& context) {
@@ -58,7 +64,7 @@ ColumnLinear::ColumnLinear(const Linear& whole, SplitRanks& ranks)
       ranks_(ranks) {}
 
 AnyTensor ColumnLinear::backward(const AnyTensor& dy, Context& context) {
-  const Tensor dx = Linear::backward(dy, context);
+  AnyTensor dx = Linear::backward(dy, context);
   ranks_.all_reduce(*this, dx, context);
   return dx;
 }
@@ -69,7 +75,7 @@ ColumnConv2d::ColumnConv2d(const Conv2d& whole, SplitRanks& ranks)
       ranks_(ranks) {}
 
 AnyTensor ColumnConv2d::backward(const AnyTensor& dy, Context& context) {
-  const Tensor dx = Conv2d::backward(dy, context);
+  AnyTensor dx = Conv2d::backward(dy, context);
   ranks_.all_reduce(*this, dx, context);
   return dx;
 }
@@ -87,7 +93,7 @@ RowConv2d::RowConv2d(const Conv2d& whole, SplitRanks& ranks)
 template <class Layer>
 AnyTensor InputSplit<Layer>::forward(const AnyTensor& x, Context& context) {
   // [task 03.4] row-parallel Linear
-  const Tensor y = this->product(x, context);
+  AnyTensor y = this->product(x, context);
   ranks_.all_reduce(*this, y, context);
   this->add_bias(y, context);
   return y;
@@ -102,8 +108,8 @@ template class InputSplit<Conv2d>;
 namespace {
 
 /// x [a,b] as [b,a].
-Tensor transposed(const Tensor& x, int64_t a, int64_t b, Context& context) {
-  const Tensor y = context.empty({1, b, a, 1});
+AnyTensor transposed(const AnyTensor& x, int64_t a, int64_t b, Context& context) {
+  AnyTensor y = context.empty({1, b, a, 1}, x.type());
   context.kernels().to_channels_first(context.stream(), x.reshaped({1, a, 1, b}), y);
   return y;
 }
@@ -112,26 +118,27 @@ int64_t& channels_of(Shape& shape) { return shape[shape.axes() - 1]; }
 
 }  // namespace
 
-Tensor ChannelLayer::join(const Tensor& x, Context& context) {
+AnyTensor ChannelLayer::join(const AnyTensor& x, Context& context) {
   const int64_t ranks = ranks_.world_size();
   if (ranks == 1) return x;
   Shape shape = x.shape();
   const int64_t c = channels_of(shape), rows = shape.elements() / c;
   channels_of(shape) *= ranks;
-  const Tensor mine = transposed(x, rows, c, context), all = context.empty({ranks * c, rows});
+  const AnyTensor mine = transposed(x, rows, c, context),
+                  all = context.empty({ranks * c, rows}, x.type());
   ranks_.all_gather(*this, mine, all, context);
   return transposed(all, ranks * c, rows, context).reshaped(shape);
 }
 
-Tensor ChannelLayer::take(const Tensor& x, Context& context) const {
+AnyTensor ChannelLayer::take(const AnyTensor& x, Context& context) const {
   const int64_t ranks = ranks_.world_size();
   if (ranks == 1) return x;
   Shape shape = x.shape();
   const int64_t c = ranks_.share(*this, channels_of(shape), "channels");
   const int64_t rows = shape.elements() / channels_of(shape);
   channels_of(shape) = c;
-  const Tensor all = transposed(x, rows, ranks * c, context);
-  const Tensor mine = all.range(ranks_.rank() * c * rows, {c, rows});
+  const AnyTensor all = transposed(x, rows, ranks * c, context);
+  const AnyTensor mine = all.range(ranks_.rank() * c * rows, {c, rows});
   return transposed(mine, c, rows, context).reshaped(shape);
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/nn/layers.h"
+#include "common/nn/optimizer.h"
 #include "common/training/pass_collectives.h"
 
 namespace lockstep {
@@ -45,9 +46,13 @@ class SplitRanks {
   int64_t share(const Module& layer, int64_t total, const char* what) const;
 
   /// x becomes the sum of all ranks' x. Only enqueues; does nothing for a single rank.
-  void all_reduce(const Module& layer, const Tensor& x, Context& context);
+  /// In 16 bits each rank's part has been rounded to them: so it is near the sum, but another.
+  void all_reduce(const Module& layer, const AnyTensor& x, Context& context);
   /// all [P...] becomes rank 0's `mine` [...], rank 1's, ...
-  void all_gather(const Module& layer, const Tensor& mine, const Tensor& all, Context& context);
+  void all_gather(const Module& layer, const AnyTensor& mine, const AnyTensor& all,
+                  Context& context);
+  /// In fp16: the numbers of all ranks, each of which knows its own weights' gradients only.
+  void add_overflows(const OverflowNumber& overflow, Context& context);
   /// Every rank's, of which each knows its own weights only: so all end in the same step where one
   /// has a gradient that is not finite.
   std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context);
@@ -121,9 +126,9 @@ class ChannelLayer : public Module {
 
  protected:
   /// [...,C/P] of every rank becomes [...,C].
-  Tensor join(const Tensor& x, Context& context);
+  AnyTensor join(const AnyTensor& x, Context& context);
   /// This rank's [...,C/P] of [...,C].
-  Tensor take(const Tensor& x, Context& context) const;
+  AnyTensor take(const AnyTensor& x, Context& context) const;
 
  private:
   SplitRanks& ranks_;

@@ -204,6 +204,25 @@ std::vector<Real> gathered(const std::vector<Real>& mine, Stream stream, Communi
   return all.to_host();
 }
 
+Optimizer TensorSplit::optimizer(const FlatParameters& parameters, const OptimizerRule& rule) {
+  if (rule.growth_interval > 0) {
+    gradients_ = parameters.gradients();
+    overflow_ = OverflowNumber(Tensor::empty(parameters.stream(), {1}));
+  }
+  return Optimizer(parameters, rule, overflow_.number());
+}
+
+AnyTensor TensorSplit::backward(const AnyTensor& dy, Context& context) {
+  AnyTensor dx = Sequential::backward(dy, context);
+  if (!gradients_.defined()) return dx;
+  const Stream stream = context.stream();
+  stream.kernels().fill(stream, 0, overflow_.number());
+  stream.kernels().check_finite(stream, context.state(), gradients_, overflow_.found());
+  overflow_.write(stream);
+  ranks_.add_overflows(overflow_, context);
+  return dx;
+}
+
 int64_t TensorSplit::parameter_count() const {
   int64_t count = 0;
   for (const Parameter* parameter : unsplit_->parameters()) count += parameter->shape.elements();

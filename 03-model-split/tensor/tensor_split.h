@@ -73,6 +73,12 @@ class TensorSplit final : public Sequential {
   /// Throws BadInput for a state that is not the unsplit network's.
   void check_full_state(const std::vector<StateTensor>& state) const;
 
+  /// For `parameters`, which are this network's. If the loss is scaled, all ranks skip a step in
+  /// which a gradient of one has overflowed.
+  Optimizer optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
+  /// As Sequential's.
+  AnyTensor backward(const AnyTensor& dy, Context& context) override;
+
   SplitRanks& ranks() const { return ranks_; }
 
  private:
@@ -87,6 +93,8 @@ class TensorSplit final : public Sequential {
   ModelKind kind_;
   SplitRanks& ranks_;
   Names split_;
+  Tensor gradients_;            // for fp16, and
+  OverflowNumber overflow_;     // what this rank found in them
   int64_t split_channels_ = 0;  // of the activation after the layers so far; 0: it is whole
 };
 

@@ -9,6 +9,12 @@ void fail_type(const Shape& shape, ElementType found, ElementType expected) {
                  name_of(found), name_of(expected));
 }
 
+AnyTensor AnyTensor::empty(Stream stream, const Shape& shape, ElementType type) {
+  return with_numbers(type, [&](auto number) -> AnyTensor {
+    return BasicTensor<decltype(number)>::empty(stream, shape);
+  });
+}
+
 AnyTensor AnyTensor::reshaped(const Shape& shape) const {
   return with_numbers(
       type_, [&](auto number) -> AnyTensor { return as<decltype(number)>().reshaped(shape); });

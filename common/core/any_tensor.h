@@ -22,6 +22,9 @@ class AnyTensor {
   AnyTensor(const BasicTensor<T>& x)
       : buffer_(x.buffer_), shape_(x.shape_), offset_(x.offset_), type_(kTypeOf<T>) {}
 
+  /// As BasicTensor::empty().
+  static AnyTensor empty(Stream stream, const Shape& shape, ElementType type);
+
   template <class T>
   BasicTensor<T> as() const {
     if (defined()) require_type(kTypeOf<T>);

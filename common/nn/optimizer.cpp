@@ -64,13 +64,23 @@ void ClipByNorm::operator()() const {
 
 // --- The update --------------------------------------------------------------------------------
 
+OverflowNumber::OverflowNumber(Tensor number)
+    : number_(std::move(number)),
+      found_(HealthTensor::from_host(number_.home(), {}, {Health{}})),
+      nothing_(HealthTensor::from_host(number_.home(), {}, {Health{}})) {}
+
+void OverflowNumber::write(Stream stream) const {
+  stream.kernels().poison(stream, found_, number_);
+  stream.copy(found_.data(), nothing_.data(), nothing_.bytes());
+}
+
 constexpr Real kFirstScale = 65536;  // of the loss: GradScaler's
 
-Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule)
+Optimizer::Optimizer(const FlatParameters& parameters, const OptimizerRule& rule, Tensor overflow)
     : Optimizer(parameters.stream(),
                 {{parameters.values(), parameters.gradients(), parameters.stretches(),
                   parameters.rounded()}},
-                rule, {parameters.contribution()}, parameters.marks()) {}
+                rule, {parameters.contribution()}, parameters.marks(), std::move(overflow)) {}
 
 Optimizer::Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
                      std::vector<Tensor> zeroed, GradientMarks marks, Tensor overflow)

@@ -86,14 +86,34 @@ struct OptimizerState {
   std::vector<Tensor> ranges;
 };
 
+/// In fp16, where a network's gradients are in several places: what one of them tells the others. A
+/// number that is 0, and NaN once a gradient here has overflowed in this step. The sum of all
+/// places' numbers tells it to all, and their optimizers skip the step together.
+class OverflowNumber {
+ public:
+  OverflowNumber() = default;  // where nothing can overflow
+  /// `number` [1] is 0 when a step begins.
+  explicit OverflowNumber(Tensor number);
+
+  const Tensor& number() const { return number_; }
+  /// Where Kernels::check_finite() notes what it finds in the gradients of this step.
+  const HealthTensor& found() const { return found_; }
+  /// Makes the number NaN if something was found, and forgets that for the next step.
+  void write(Stream stream) const;
+
+ private:
+  Tensor number_;
+  HealthTensor found_, nothing_;
+};
+
 /// Updates flat buffers of one device, a range of numbers in one pass. The learning rate and the
 /// number of the step come from StepState. A parameter without a gradient in this step stays as it
 /// is, with its state: no weight decay, no momentum, no count of its steps, as in PyTorch. Once the
 /// loss or a gradient was not finite, all weights and the state stay as they are.
 class Optimizer {
  public:
-  /// Of all parameters.
-  Optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
+  /// Of all parameters. `overflow` as below.
+  Optimizer(const FlatParameters& parameters, const OptimizerRule& rule, Tensor overflow = {});
   /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
   /// the ranges' gradients. The ranges' stretches belong to the parameters that `marks` knows;
   /// without marks, all numbers have a gradient in every step. If the loss is scaled, a step is

@@ -46,9 +46,7 @@ FlatBuffers::FlatBuffers(Module& module, Stream stream) : buffers_(module.buffer
 
 AnyTensor rounded_copies(Precision precision, Stream stream, int64_t elements) {
   if (precision == Precision::real) return {};
-  return with_sixteen_bits(type_of(precision), [&](auto number) -> AnyTensor {
-    return BasicTensor<decltype(number)>::empty(stream, {elements});
-  });
+  return AnyTensor::empty(stream, {elements}, type_of(precision));
 }
 
 FlatParameters::FlatParameters(Module& module, Stream stream, Precision precision)

@@ -41,7 +41,7 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
   parser.add("--precision", o.precision,
-             "what layers compute in; numbers of 16 bits: stages 01, 02 and 04 to 06");
+             "what layers compute in; numbers of 16 bits: not in the double build");
   parser.add("--growth-interval", o.growth_interval,
              "fp16: good steps after which the scale of the loss is doubled", {1, 1000000000});
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
@@ -166,11 +166,6 @@ void check_precision(const ProgramInfo& program, const OptionParser& parser, con
   };
   if (sizeof(Real) > sizeof(float)) {
     expected("float64", "this build computes in that alone; use one without -Dprecision=double");
-  }
-  if (!program.baseline.empty() && !o.has_precision()) {
-    expected("float32",
-             "this stage's layers compute in nothing else; stages 01, 02 and 04 to 06 have bf16 "
-             "and fp16");
   }
   require(!baseline,
           "--baseline: compares weights, which {} rounds differently on one device; leave it out",

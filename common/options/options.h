@@ -66,8 +66,6 @@ struct Options {
   virtual void add_to(OptionParser& parser);
   /// Whether a rank has a part of the network: all ranks then read and write whole weights.
   virtual bool splits_network() const { return false; }
-  /// Of a stage after 01: whether its layers compute in 16 bits, too.
-  virtual bool has_precision() const { return false; }
   /// The ranks of a simulated job of several processes: one for each device.
   virtual SimulatedRanks simulated_ranks() const;
 

@@ -180,6 +180,65 @@ TEST_CASE("With BatchNorm a pipeline's first losses are those of micro-batches i
   CHECK(largest(difference(split.losses(), parts.losses())) <= 1e-5);
 }
 
+/// 20 steps. The scale of fp16 grows after every second good step, so that gradients overflow in
+/// some.
+Options in_sixteen_bits(const std::string& precision) {
+  const Options options{
+      "--data", "synthetic:240:10", "--workers", "0", "--batch-size", "12", "--lr",
+      "0.01",   "--precision",      precision};
+  return precision == "fp16" ? options + Options{"--growth-interval", "2"} : options;
+}
+
+/// Both have skipped the same steps, and some.
+void check_skipped(const Outcome& found, const Outcome& expected) {
+  CHECK(found.metrics.at("loss_scale") == expected.metrics.at("loss_scale"));
+  CHECK(!found.metrics.at("loss_scale").at("skipped_steps").empty());
+}
+
+TEST_CASE("In 16 bits a pipeline gives the weights of micro-batches in turn, bit by bit",
+          "[equivalence][pipeline][sixteen]") {
+  for (const std::string precision : {"bf16", "fp16"}) {
+    const Outcome parts = train_in_parts(in_sixteen_bits(precision), "micro:4");
+    for (const Run& run : {Run{4, 4, "1f1b"}, Run{2, 4, "interleaved", 2}}) {
+      INFO(precision << ", " << run.text());
+      const Outcome split = train_split(run.stages, in_sixteen_bits(precision) + run.options());
+      check_equal(split, parts, 0);
+      if (precision == "fp16") check_skipped(split, parts);
+    }
+  }
+}
+
+TEST_CASE("In 16 bits a pipeline sends half of the bytes", "[equivalence][pipeline][sixteen]") {
+  const auto sent = [](const std::string& precision) -> double {
+    const Outcome run = train_split(2, in_sixteen_bits(precision));
+    const nlohmann::json& bytes = run.metrics.at("bytes_moved");
+    CHECK(bytes.at("per_step") == bytes.at("predicted_per_step"));
+    return bytes.at("per_step");
+  };
+  CHECK(sent("bf16") == Approx(0.5 * sent("float32")).epsilon(0.01));
+  CHECK(sent("fp16") == Approx(0.5 * sent("float32")).epsilon(0.01));
+}
+
+TEST_CASE("In 16 bits a network split inside its layers stays near stage 01's weights",
+          "[equivalence][tensorsplit][sixteen]") {
+  for (const std::string precision : {"bf16", "fp16"}) {
+    INFO(precision);
+    const Options steps = in_sixteen_bits(precision);
+    const Outcome single = train(steps), split = train_inside(2, steps);
+    // The ranks' parts of a sum are rounded before they are added.
+    const double apart = relative_l2(split.state, single.state);
+    CHECK(apart > 0);
+    CHECK(apart <= (precision == "bf16" ? 0.01 : 0.002));
+    if (precision == "fp16") check_skipped(split, single);
+    const double bytes = split.metrics.at("tensor_split").at("per_step").at("bytes");
+    const double whole = train_inside(2, in_sixteen_bits("float32"))
+                             .metrics.at("tensor_split")
+                             .at("per_step")
+                             .at("bytes");
+    CHECK(bytes == Approx(0.5 * whole).epsilon(0.01));
+  }
+}
+
 TEST_CASE("A quarter of ResNet-18 needs far less memory than the whole",
           "[equivalence][pipeline]") {
   // A quarter of the channels needs a sixteenth of the time; --full takes all.
