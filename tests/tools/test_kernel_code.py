@@ -35,7 +35,7 @@ MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
-    "NormalizeImage": 48,  # 16 pixels
+    "NormalizeImage": 56,  # 16 pixels, twice
     "1, BatchNormBackwardInput<true>": 40,
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
@@ -97,6 +97,7 @@ ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
 LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormMeasure": 1,
                   "BatchNormBackwardSums<false> ": 2, "BatchNormBackwardSums<true> ": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
+PACKS = 2  # each_pack() of launch.cuh
 LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "SumOfParts",
                 "SumSquares")
 
@@ -161,6 +162,13 @@ def faults_of(kernel, arch):
                           *faults_of_arithmetic(kernel)]]
 
 
+def together(kernel):
+    """How many loads a kernel must have on their way at the same time."""
+    if kernel.name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
+        return AHEAD
+    return PACKS * WIDE[kernel.name][0] if kernel.name in WIDE and kernel.name.startswith("each_kernel<") else 0
+
+
 def faults_of_loads(kernel):
     faults = []
     for body, each in LOADS_OF_A_ROW.items():
@@ -170,10 +178,9 @@ def faults_of_loads(kernel):
                 faults.append(f"a pass over its rows has {len(loads(loop))} loads, "
                               f"{in_flight(loop)} of them on their way together, expected "
                               f"{rows * each} and at least {rows}")
-    if kernel.name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
-        ahead = max(map(in_flight, kernel.loops()), default=0)
-        if ahead < AHEAD:
-            faults.append(f"{ahead} loads on their way together, expected {AHEAD}")
+    ahead = max(map(in_flight, kernel.loops()), default=0)
+    if ahead < together(kernel):
+        faults.append(f"{ahead} loads on their way together, expected {together(kernel)}")
     late = [each.text() for loop in kernel.loops() for each in loads(loop) if each.predicate]
     if late and planned(CONDITIONAL_LOADS, kernel) is None:
         faults.append(f"a load that waits for a decision: {late[0]}")
@@ -254,7 +261,10 @@ class TestKernelCode(unittest.TestCase):
                 ("cuda/launch.cuh", "packs_of_row.quotient(pack)", "pack / packs_of_row.divisor",
                  r"each_row_kernel<unsigned int, 4, AddBias>: divides whole numbers"),
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
-                 r"SumOfParts>: 1 loads on their way together, expected 4")):
+                 r"SumOfParts>: 1 loads on their way together, expected 4"),
+                ("cuda/launch.cuh", "at.first_of(pack), at.first_of(pack + stride));",
+                 "at.first_of(pack)); each_of_packs(run, call, at.first_of(pack + stride));",
+                 r"each_kernel<Add>: 2 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
                 text = (ROOT / "common/kernels" / header).read_text()
                 self.assertIn(old, text)
@@ -310,6 +320,7 @@ class TestReading(unittest.TestCase):
                           "each_kernel<Add>: a load that may miss what the same kernel writes: "
                           "LDG.E.CONSTANT R5, [R8.64]",
                           "each_kernel<Add>: 0 loads and 0 stores of 16 bytes, expected 2 and 1",
+                          "each_kernel<Add>: 1 loads on their way together, expected 4",
                           "each_kernel<Add>: a load that waits for a decision: "
                           "@P1 LDG.E R4, [R2.64]",
                           "each_kernel<Add>: 1 operations in double, expected none"],

@@ -30,6 +30,8 @@ bool is_for_us(cudnnMathType_t math, bool tf32) {
          (tf32 && math == CUDNN_TENSOR_OP_MATH);
 }
 
+const char* place_of_channels(bool first) { return first ? "first" : "last"; }
+
 /// Makes a descriptor with cuDNN's own function and hands it to its owner.
 template <class Owner, class Pointer>
 Owner make(cudnnStatus_t (*create)(Pointer*), const char* call, const std::string& device) {
@@ -117,6 +119,7 @@ struct Forward {
                              always = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
   static constexpr const char* asked = "cudnnGetConvolutionForwardAlgorithm_v7";
   static constexpr const char* computes = "outputs";
+  static constexpr const char* called = "cudnnConvolutionForward";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -139,6 +142,7 @@ struct BackwardInput {
                              always = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardDataAlgorithm_v7";
   static constexpr const char* computes = "gradients of inputs";
+  static constexpr const char* called = "cudnnConvolutionBackwardData";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -161,6 +165,7 @@ struct BackwardWeight {
                              always = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardFilterAlgorithm_v7";
   static constexpr const char* computes = "gradients of weights";
+  static constexpr const char* called = "cudnnConvolutionBackwardFilter";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -314,20 +319,42 @@ void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& 
         proposed = add(p->algo) || proposed;
       }
     }
-    add(Pass::always);
+    if (!add(Pass::always) && ways.empty())
+      warn_of_refusal(Pass::computes, channels_first, Pass::always);
   }
   if (ways.empty()) fail_without_algorithm(g);
   if (!proposed) warn_without_proposal(Pass::computes);
+  const auto& [channels_first, algorithm, bytes] = ways.front();
+  if (channels_first != channels_first_ && fastest != algorithm)
+    warn_of_copies(Pass::computes, channels_first);
 }
 
 /// The shapes of a network have this in common: it is said once.
+void Libraries::warn_once(const std::string& text) const {
+  if (stream_.device_state().is_new(text)) warn(device_ + ": " + text);
+}
+
+/// Of an algorithm that cuDNN should have for all convolutions. That a proposal does not fit is
+/// usual.
+void Libraries::warn_of_refusal(const char* computes, bool channels_first, int algorithm) const {
+  warn_once(
+      fmt::format("cuDNN refuses algorithm {} with the channels {} for {} of convolutions; the "
+                  "next way is tried, which may be slower",
+                  algorithm, place_of_channels(channels_first), computes));
+}
+
 void Libraries::warn_without_proposal(const char* computes) const {
-  const std::string text = fmt::format(
-      "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that it has "
-      "for "
-      "all is taken, which may be slow",
-      device_, tf32_ ? "for TF32" : "in float32", computes);
-  if (stream_.device_state().is_new(text)) warn(text);
+  warn_once(
+      fmt::format("cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that "
+                  "it has for all is taken, which may be slow",
+                  tf32_ ? "for TF32" : "in float32", computes));
+}
+
+void Libraries::warn_of_copies(const char* computes, bool channels_first) const {
+  warn_once(
+      fmt::format("{} of convolutions are computed on copies with the channels {}: cuDNN has "
+                  "no deterministic algorithm with the channels {}",
+                  computes, place_of_channels(channels_first), place_of_channels(!channels_first)));
 }
 
 void Libraries::fail_without_algorithm(const Window2d& g) const {
@@ -340,13 +367,14 @@ void Libraries::fail_without_algorithm(const Window2d& g) const {
 // --- Passes --------------------------------------------------------------------------------------
 
 /// Runs a pass in the first of its ways that cuDNN runs and for which there is room, and forgets
-/// those before it. pass(layout, way, memory) enqueues it; `tensors` and `made` as in PassMemory.
-template <class Algorithm, class Pass>
-void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g,
-                    const char* call, std::initializer_list<Shape> tensors,
-                    const std::optional<Shape>& made, Pass pass) {
+/// those before it. enqueue(layout, way, memory) enqueues it; `tensors` and `made` as in
+/// PassMemory.
+template <class Pass, class Enqueue>
+void Libraries::run(Ways<typename Pass::Algorithm>& ways, const Convolution& conv,
+                    const Window2d& g, std::initializer_list<Shape> tensors,
+                    const std::optional<Shape>& made, Enqueue enqueue) {
   for (; !ways.empty(); ways.erase(ways.begin())) {
-    const Way<Algorithm> way = ways.front();
+    const Way<typename Pass::Algorithm> way = ways.front();
     std::optional<PassMemory> memory;
     try {
       memory.emplace(stream_, way.channels_first, tensors, made, way.workspace);
@@ -354,9 +382,10 @@ void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window
       if (ways.size() == 1) throw;
       continue;
     }
-    const cudnnStatus_t status = pass(conv.layouts[way.channels_first], way, *memory);
-    if (is_refusal(status)) continue;
-    return check(status, call, device_);
+    const cudnnStatus_t status = enqueue(conv.layouts[way.channels_first], way, *memory);
+    if (!is_refusal(status)) return check(status, Pass::called, device_);
+    if (way.algorithm == Pass::always)
+      warn_of_refusal(Pass::computes, way.channels_first, way.algorithm);
   }
   fail_without_algorithm(g);
 }
@@ -370,7 +399,8 @@ bool Libraries::conv2d_by_cudnn(const Window2d& g, const Real* x, const Real* we
     choose<Forward>(conv.forward, conv, g, algorithm_of<Forward>(fastest));
   }
   bool has_bias = false;
-  run(conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()}, {},
+  run<Forward>(
+      conv.forward, conv, g, {g.input(), g.weight(), g.output()}, {},
       [&](const Layout& in, const auto& way, PassMemory& memory) {
         const Real* const given_x = memory.read(g.input(), x);
         const Real* const given_weight = memory.read(g.weight(), weight);
@@ -417,26 +447,26 @@ void Libraries::backward_input_by_cudnn(const Window2d& given, const Real* dy, c
     const Fast fastest = tf32_ ? Fast::none : fast_way(g);
     choose<BackwardInput>(conv.backward_input, conv, g, algorithm_of<BackwardInput>(fastest));
   }
-  run(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
-      {g.weight(), g.output(), g.input()}, spread ? std::optional<Shape>(g.output()) : std::nullopt,
-      [&](const Layout& in, const auto& way, PassMemory& memory) {
-        const Real* all_dy = dy;
-        if (spread) {
-          Real* const room = memory.room(g.output());
-          spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
-          all_dy = room;
-        }
-        const Real* const given_weight = memory.read(g.weight(), weight);
-        const Real* const given_dy = memory.read(g.output(), all_dy);
-        Real* const written = memory.write(g.input(), dx);
-        const cudnnStatus_t status = cudnnConvolutionBackwardData(
-            cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
-            conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, &kZero,
-            in.x.get(), written);
-        if (status == CUDNN_STATUS_SUCCESS)
-          memory.take_back(g.input(), written, dx, /*bias=*/nullptr, /*add=*/false);
-        return status;
-      });
+  run<BackwardInput>(conv.backward_input, conv, g, {g.weight(), g.output(), g.input()},
+                     spread ? std::optional<Shape>(g.output()) : std::nullopt,
+                     [&](const Layout& in, const auto& way, PassMemory& memory) {
+                       const Real* all_dy = dy;
+                       if (spread) {
+                         Real* const room = memory.room(g.output());
+                         spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
+                         all_dy = room;
+                       }
+                       const Real* const given_weight = memory.read(g.weight(), weight);
+                       const Real* const given_dy = memory.read(g.output(), all_dy);
+                       Real* const written = memory.write(g.input(), dx);
+                       const cudnnStatus_t status = cudnnConvolutionBackwardData(
+                           cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
+                           conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace,
+                           &kZero, in.x.get(), written);
+                       if (status == CUDNN_STATUS_SUCCESS)
+                         memory.take_back(g.input(), written, dx, /*bias=*/nullptr, /*add=*/false);
+                       return status;
+                     });
 }
 
 void Libraries::backward_weight_by_cudnn(const Window2d& g, const Real* x, const Real* dy,
@@ -446,8 +476,8 @@ void Libraries::backward_weight_by_cudnn(const Window2d& g, const Real* x, const
     const Fast fastest = tf32_ ? Fast::none : fast_way(g);
     choose<BackwardWeight>(conv.backward_weight, conv, g, algorithm_of<BackwardWeight>(fastest));
   }
-  run(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
-      {g.input(), g.output(), g.weight()}, {},
+  run<BackwardWeight>(
+      conv.backward_weight, conv, g, {g.input(), g.output(), g.weight()}, {},
       [&](const Layout& in, const auto& way, PassMemory& memory) {
         const Real* const given_x = memory.read(g.input(), x);
         const Real* const given_dy = memory.read(g.output(), dy);
