@@ -349,8 +349,15 @@ NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) await_abort();
 }
 
-/// Waits for the calls in flight, and gives the communicator back. False if NCCL refuses to.
+/// Waits for the calls in flight, and gives the communicator back. False if one of them failed, or
+/// if NCCL refuses to.
 bool NcclCommunicator::finalize() {
+  try {
+    // Here each call in flight has a deadline of its own. Inside NCCL one would be for all of them.
+    if (last_) last_->finished.synchronize();
+  } catch (const std::exception&) {
+    return false;  // the stream tells it to all who ask
+  }
   {
     const NcclWatcher::Inside inside(*watcher_,
                                      [&] { return late_in("ncclCommFinalize", others()); });

@@ -2,6 +2,8 @@
 // What the tests of the CUDA backend share: the same work on cuda:0 and on the CPU's reference
 // engine, on tensors that notice a write beside them.
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -40,6 +42,15 @@ constexpr DeviceId kGpu{DeviceId::Kind::cuda, 0};
 /// True on the CUDA model, which runs on the CPU: everything works there, slowly.
 inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
+}
+
+/// How often this thread has called a function of the model's, as it counts them; "kernel": how many
+/// kernels of ours it has started.
+inline long calls_of(const char* function) {
+  using Count = long(const char*);
+  static void* const runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
+  static auto* const count = reinterpret_cast<Count*>(dlsym(runtime, "cuda_model_calls"));
+  return count(function);
 }
 
 /// The model takes seconds for what takes a GPU none: there, only --full tries everything.

@@ -1,6 +1,5 @@
 // NCCL's ranks that fail, ranks that do not come, and what it costs to watch for that.
 
-#include <dlfcn.h>
 #include <fmt/ranges.h>
 
 #include <cstdio>
@@ -20,6 +19,7 @@ namespace {
 using namespace testing::nccl;
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::StartsWith;
+using testing::calls_of;
 using testing::Clock;
 using testing::message_of;
 using testing::numbered;
@@ -113,6 +113,27 @@ TEST_CASE("A rank of NCCL's goes even where NCCL does not get to an end", "[cuda
   CHECK(refused.x.to_host() == std::vector<float>(5, 1));
 }
 
+TEST_CASE("A rank that goes while several calls are queued", "[.long-queue]") {
+  report_uncaught_errors();
+  LoneRank rank(1);
+  for (int call = 0; call < 4; ++call) {
+    rank.stream.backend().host_task(
+        "work", [] { std::this_thread::sleep_for(std::chrono::milliseconds(400)); });
+    rank.all_reduce();
+  }
+  rank.ranks.comms[0].reset();
+  CHECK(rank.x.to_host() == std::vector<float>(5, 1));
+}
+
+TEST_CASE("A rank's end waits for all queued calls, each with its own deadline", "[cuda][comm]") {
+  LOCKSTEP_NEEDS_NCCL(1);
+  for (const auto& way : kBothWays) {
+    const testing::ProcessResult ended = run_hidden("[.long-queue]", {way});
+    INFO(testing::story(ended));
+    CHECK(ended.status == 0);
+  }
+}
+
 // --- Calls ---------------------------------------------------------------------------------------
 
 TEST_CASE("A call on another device's stream is refused before NCCL sees it", "[cuda][comm]") {
@@ -146,14 +167,6 @@ TEST_CASE("A call that NCCL refuses breaks the rank with NCCL's words", "[cuda][
   const ScopedEnvironment fault("CUDA_MODEL_FAULT", "ncclGetUniqueId:2");
   CHECK_THAT(message_of<PeerLost>([] { nccl_unique_id(); }),
              ContainsSubstring("ncclGetUniqueId: unhandled system error"));
-}
-
-/// How often this thread has called a function of the model's, as it counts them.
-long calls_of(const char* function) {
-  using Count = long(const char*);
-  static void* const runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
-  static auto* const count = reinterpret_cast<Count*>(dlsym(runtime, "cuda_model_calls"));
-  return count(function);
 }
 
 /// What `messages` all-reduces cost the host: its calls of each of these functions.

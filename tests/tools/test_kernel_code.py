@@ -37,8 +37,7 @@ MORE_REGISTERS = {  # the first that fits
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
     "8, DropoutMask": 40,
-    "NormalizeImage<float>": 48,  # 16 pixels
-    "NormalizeImage<Half>": 56,
+    "NormalizeImage": 56,  # 16 pixels, twice
     "1, BatchNormBackwardInput<float, true>": 40,
     "1, BatchNormBackwardInput<Half, true>": 40,
     "MaxPool2d<Half, 0>": 40,
@@ -130,6 +129,7 @@ LOADS_OF_A_ROW = {f"{body}<{options}> ": 2 if "Backward" in body else 1
                       ("BatchNormMeasure", element), ("BatchNormBackwardSums", f"{element}, false"),
                       ("BatchNormBackwardSums", f"{element}, true"))}
 AHEAD = 4  # load_ahead() of launch.cuh
+PACKS = 2  # each_pack() of launch.cuh
 LOADED_AHEAD = ("CheckFinite", "FindOverflow", "LogSoftmax<float> ", "LogSoftmaxBackward<float> ",
                 "LogSoftmax<Half> ", "LogSoftmaxBackward<Half> ", "NllLoss", "SumOfParts", "SumSquares")
 
@@ -199,6 +199,14 @@ def faults_of(kernel, arch):
                           *faults_of_arithmetic(kernel)]]
 
 
+def loads_ahead(kernel):
+    """How many loads a kernel must have on their way at the same time."""
+    name = general(kernel.name)
+    if name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
+        return AHEAD
+    return PACKS * WIDE[name][0] if name in WIDE and name.startswith("each_kernel<") else 0
+
+
 def faults_of_loads(kernel):
     faults = []
     for body, each in LOADS_OF_A_ROW.items():
@@ -209,10 +217,9 @@ def faults_of_loads(kernel):
                 faults.append(f"a pass over its rows has {len(loads(loop))} loads, "
                               f"{in_flight(loop)} of them on their way together, expected "
                               f"{rows * each} and at least {together}")
-    if general(kernel.name).endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
-        ahead = max(map(in_flight, kernel.loops()), default=0)
-        if ahead < AHEAD:
-            faults.append(f"{ahead} loads on their way together, expected {AHEAD}")
+    ahead = max(map(in_flight, kernel.loops()), default=0)
+    if ahead < loads_ahead(kernel):
+        faults.append(f"{ahead} loads on their way together, expected {loads_ahead(kernel)}")
     late = [each.text() for loop in kernel.loops() for each in loads(loop) if each.predicate]
     if late and planned(CONDITIONAL_LOADS, kernel) is None:
         faults.append(f"a load that waits for a decision: {late[0]}")
@@ -293,7 +300,10 @@ class TestKernelCode(unittest.TestCase):
                 ("cuda/launch.cuh", "packs_of_row.quotient(pack)", "pack / packs_of_row.divisor",
                  r"each_row_kernel<unsigned int, 4, AddBias<float> >: divides whole numbers"),
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
-                 r"SumOfParts>: 1 loads on their way together, expected 4")):
+                 r"SumOfParts>: 1 loads on their way together, expected 4"),
+                ("cuda/launch.cuh", "at.first_of(pack), at.first_of(pack + stride));",
+                 "at.first_of(pack)); each_of_packs(run, call, at.first_of(pack + stride));",
+                 r"each_kernel<Add<float, float> >: 2 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
                 text = (ROOT / "common/kernels" / header).read_text()
                 self.assertIn(old, text)
@@ -349,6 +359,7 @@ class TestReading(unittest.TestCase):
                           "each_kernel<Add<float, float> >: a load that may miss what the same kernel writes: "
                           "LDG.E.CONSTANT R5, [R8.64]",
                           "each_kernel<Add<float, float> >: 0 loads and 0 stores of 16 bytes, expected 2 and 1",
+                          "each_kernel<Add<float, float> >: 1 loads on their way together, expected 4",
                           "each_kernel<Add<float, float> >: a load that waits for a decision: "
                           "@P1 LDG.E R4, [R2.64]",
                           "each_kernel<Add<float, float> >: 1 operations in double, expected none"],

@@ -36,6 +36,8 @@ cudnnDataType_t cudnn_type(ElementType type) {
   return type == ElementType::fp16 ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
 }
 
+const char* place_of_channels(bool first) { return first ? "first" : "last"; }
+
 /// Makes a descriptor with cuDNN's own function and hands it to its owner.
 template <class Owner, class Pointer>
 Owner make(cudnnStatus_t (*create)(Pointer*), const char* call, const std::string& device) {
@@ -123,6 +125,7 @@ struct Forward {
                              always = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
   static constexpr const char* asked = "cudnnGetConvolutionForwardAlgorithm_v7";
   static constexpr const char* computes = "outputs";
+  static constexpr const char* called = "cudnnConvolutionForward";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -145,6 +148,7 @@ struct BackwardInput {
                              always = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardDataAlgorithm_v7";
   static constexpr const char* computes = "gradients of inputs";
+  static constexpr const char* called = "cudnnConvolutionBackwardData";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -167,6 +171,7 @@ struct BackwardWeight {
                              always = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
   static constexpr const char* asked = "cudnnGetConvolutionBackwardFilterAlgorithm_v7";
   static constexpr const char* computes = "gradients of weights";
+  static constexpr const char* called = "cudnnConvolutionBackwardFilter";
   template <class... Answer>
   static cudnnStatus_t propose(cudnnHandle_t cudnn, const Layout& in,
                                cudnnConvolutionDescriptor_t conv, Answer... answer) {
@@ -347,23 +352,45 @@ void Libraries::choose(Ways<typename Pass::Algorithm>& ways, const Convolution& 
         proposed = add(p->algo) || proposed;
       }
     }
-    add(Pass::always);
+    if (!add(Pass::always) && ways.empty())
+      warn_of_refusal(Pass::computes, channels_first, Pass::always);
   }
   if (ways.empty()) fail_without_algorithm(g);
   if (!proposed) warn_without_proposal(conv, Pass::computes);
+  const auto& [channels_first, algorithm, bytes] = ways.front();
+  if (channels_first != channels_first_ && fastest != algorithm)
+    warn_of_copies(Pass::computes, channels_first);
 }
 
 /// The shapes of a network have this in common: it is said once.
+void Libraries::warn_once(const std::string& text) const {
+  if (stream_.device_state().is_new(text)) warn(device_ + ": " + text);
+}
+
+/// Of an algorithm that cuDNN should have for all convolutions. That a proposal does not fit is
+/// usual.
+void Libraries::warn_of_refusal(const char* computes, bool channels_first, int algorithm) const {
+  warn_once(
+      fmt::format("cuDNN refuses algorithm {} with the channels {} for {} of convolutions; the "
+                  "next way is tried, which may be slower",
+                  algorithm, place_of_channels(channels_first), computes));
+}
+
 void Libraries::warn_without_proposal(const Convolution& conv, const char* computes) const {
   const char* const of_real = tf32_ ? "for TF32" : "in float32";
   const std::string numbers =
       conv.type == kTypeOf<Real> ? of_real : fmt::format("in {}", name_of(conv.type));
-  const std::string text = fmt::format(
-      "{}: cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that it has "
-      "for "
-      "all is taken, which may be slow",
-      device_, numbers, computes);
-  if (stream_.device_state().is_new(text)) warn(text);
+  warn_once(
+      fmt::format("cuDNN proposes no deterministic algorithm {} for {} of convolutions; one that "
+                  "it has for all is taken, which may be slow",
+                  numbers, computes));
+}
+
+void Libraries::warn_of_copies(const char* computes, bool channels_first) const {
+  warn_once(
+      fmt::format("{} of convolutions are computed on copies with the channels {}: cuDNN has "
+                  "no deterministic algorithm with the channels {}",
+                  computes, place_of_channels(channels_first), place_of_channels(!channels_first)));
 }
 
 void Libraries::fail_without_algorithm(const Window2d& g) const {
@@ -376,13 +403,14 @@ void Libraries::fail_without_algorithm(const Window2d& g) const {
 // --- Passes --------------------------------------------------------------------------------------
 
 /// Runs a pass in the first of its ways that cuDNN runs and for which there is room, and forgets
-/// those before it. pass(layout, way, memory) enqueues it; `tensors` and `made` as in PassMemory.
-template <class T, class Algorithm, class Pass>
-void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g,
-                    const char* call, std::initializer_list<Shape> tensors,
-                    const std::optional<Shape>& made, Pass pass) {
+/// those before it. enqueue(layout, way, memory) enqueues it; `tensors` and `made` as in
+/// PassMemory.
+template <class T, class Pass, class Enqueue>
+void Libraries::run(Ways<typename Pass::Algorithm>& ways, const Convolution& conv,
+                    const Window2d& g, std::initializer_list<Shape> tensors,
+                    const std::optional<Shape>& made, Enqueue enqueue) {
   for (; !ways.empty(); ways.erase(ways.begin())) {
-    const Way<Algorithm> way = ways.front();
+    const Way<typename Pass::Algorithm> way = ways.front();
     std::optional<PassMemory<T>> memory;
     try {
       memory.emplace(stream_, way.channels_first, tensors, made, way.workspace);
@@ -390,9 +418,10 @@ void Libraries::run(Ways<Algorithm>& ways, const Convolution& conv, const Window
       if (ways.size() == 1) throw;
       continue;
     }
-    const cudnnStatus_t status = pass(conv.layouts[way.channels_first], way, *memory);
-    if (is_refusal(status)) continue;
-    return check(status, call, device_);
+    const cudnnStatus_t status = enqueue(conv.layouts[way.channels_first], way, *memory);
+    if (!is_refusal(status)) return check(status, Pass::called, device_);
+    if (way.algorithm == Pass::always)
+      warn_of_refusal(Pass::computes, way.channels_first, way.algorithm);
   }
   fail_without_algorithm(g);
 }
@@ -407,8 +436,8 @@ bool Libraries::conv2d_by_cudnn(const Window2d& g, const T* x, const T* weight, 
     choose<Forward>(conv.forward, conv, g, algorithm_of<Forward>(fastest));
   }
   bool has_bias = false;
-  run<T>(
-      conv.forward, conv, g, "cudnnConvolutionForward", {g.input(), g.weight(), g.output()}, {},
+  run<T, Forward>(
+      conv.forward, conv, g, {g.input(), g.weight(), g.output()}, {},
       [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
         const T* const given_x = memory.read(g.input(), x);
         const T* const given_weight = memory.read(g.weight(), weight);
@@ -458,27 +487,26 @@ void Libraries::backward_input_by_cudnn(const Window2d& given, const T* dy, cons
     const Fast fastest = float32 ? fast_way(g) : Fast::none;
     choose<BackwardInput>(conv.backward_input, conv, g, algorithm_of<BackwardInput>(fastest));
   }
-  run<T>(conv.backward_input, conv, g, "cudnnConvolutionBackwardData",
-         {g.weight(), g.output(), g.input()},
-         spread ? std::optional<Shape>(g.output()) : std::nullopt,
-         [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
-           const T* all_dy = dy;
-           if (spread) {
-             T* const room = memory.room(g.output());
-             spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
-             all_dy = room;
-           }
-           const T* const given_weight = memory.read(g.weight(), weight);
-           const T* const given_dy = memory.read(g.output(), all_dy);
-           T* const written = memory.write(g.input(), dx);
-           const cudnnStatus_t status = cudnnConvolutionBackwardData(
-               cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(), given_dy,
-               conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, &kZero,
-               in.x.get(), written);
-           if (status == CUDNN_STATUS_SUCCESS)
-             memory.take_back(g.input(), written, dx, /*bias=*/nullptr);
-           return status;
-         });
+  run<T, BackwardInput>(conv.backward_input, conv, g, {g.weight(), g.output(), g.input()},
+                        spread ? std::optional<Shape>(g.output()) : std::nullopt,
+                        [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
+                          const T* all_dy = dy;
+                          if (spread) {
+                            T* const room = memory.room(g.output());
+                            spread_pixels(stream_, pixel_grid(given, g.output()), dy, room);
+                            all_dy = room;
+                          }
+                          const T* const given_weight = memory.read(g.weight(), weight);
+                          const T* const given_dy = memory.read(g.output(), all_dy);
+                          T* const written = memory.write(g.input(), dx);
+                          const cudnnStatus_t status = cudnnConvolutionBackwardData(
+                              cudnn_.get(), &kOne, in.weight.get(), given_weight, in.y.get(),
+                              given_dy, conv.descriptor.get(), way.algorithm, memory.workspace(),
+                              way.workspace, &kZero, in.x.get(), written);
+                          if (status == CUDNN_STATUS_SUCCESS)
+                            memory.take_back(g.input(), written, dx, /*bias=*/nullptr);
+                          return status;
+                        });
 }
 
 template <class T>
@@ -490,21 +518,21 @@ void Libraries::backward_weight_by_cudnn(const Window2d& g, const T* x, const T*
     const Fast fastest = conv.tensor_cores ? Fast::none : fast_way(g);
     choose<BackwardWeight>(conv.backward_weight, conv, g, algorithm_of<BackwardWeight>(fastest));
   }
-  run<T>(conv.backward_weight, conv, g, "cudnnConvolutionBackwardFilter",
-         {g.input(), g.output(), g.weight()}, kRounds ? std::optional(g.weight()) : std::nullopt,
-         [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
-           const T* const given_x = memory.read(g.input(), x);
-           const T* const given_dy = memory.read(g.output(), dy);
-           T* const written = memory.write_sum(g.weight(), dweight);
-           const bool adds = static_cast<void*>(written) == dweight;
-           const float* const beta = adds ? &kOne : &kZero;  // a copy is added after it
-           const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
-               cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy,
-               conv.descriptor.get(), way.algorithm, memory.workspace(), way.workspace, beta,
-               in.weight.get(), written);
-           if (status == CUDNN_STATUS_SUCCESS) memory.add_back(g.weight(), written, dweight);
-           return status;
-         });
+  run<T, BackwardWeight>(
+      conv.backward_weight, conv, g, {g.input(), g.output(), g.weight()},
+      kRounds ? std::optional(g.weight()) : std::nullopt,
+      [&](const Layout& in, const auto& way, PassMemory<T>& memory) {
+        const T* const given_x = memory.read(g.input(), x);
+        const T* const given_dy = memory.read(g.output(), dy);
+        T* const written = memory.write_sum(g.weight(), dweight);
+        const bool adds = static_cast<void*>(written) == dweight;
+        const float* const beta = adds ? &kOne : &kZero;  // a copy is added after it
+        const cudnnStatus_t status = cudnnConvolutionBackwardFilter(
+            cudnn_.get(), &kOne, in.x.get(), given_x, in.y.get(), given_dy, conv.descriptor.get(),
+            way.algorithm, memory.workspace(), way.workspace, beta, in.weight.get(), written);
+        if (status == CUDNN_STATUS_SUCCESS) memory.add_back(g.weight(), written, dweight);
+        return status;
+      });
 }
 
 // --- For numbers of each type --------------------------------------------------------------------

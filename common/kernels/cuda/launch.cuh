@@ -94,6 +94,20 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
 
 // --- Kernels of element-wise bodies -------------------------------------------------------------
 
+/// run(i) for the elements in packs, over all threads of the grid. Two packs of a thread are on
+/// their way together: most of these bodies read one or two arrays.
+template <class Body, class Run>
+__device__ __forceinline__ void each_pack(const Split<Body>& at, const Run& run) {
+  const auto call = [](const auto& here, int k) { here(k); };
+  const int64_t stride = int64_t(gridDim.x) * blockDim.x;
+  int64_t pack = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 1
+  for (; pack + stride < at.packs; pack += 2 * stride) {
+    each_of_packs(run, call, at.first_of(pack), at.first_of(pack + stride));
+  }
+  if (pack < at.packs) each_of_packs(run, call, at.first_of(pack));
+}
+
 template <class Body>
 __global__ void __launch_bounds__(kBlock) each_kernel(Split<Body> at, Body body) {
   if constexpr (requires { body.enabled(); }) {
@@ -101,9 +115,7 @@ __global__ void __launch_bounds__(kBlock) each_kernel(Split<Body> at, Body body)
   }
   const auto run = bodies::prepared(body);
   if constexpr (Split<Body>::kSize > 1) {
-    grid_stride(at.packs, [&](int64_t pack) {
-      each_of_pack(run, at.first_of(pack), [](const auto& here, int k) { here(k); });
-    });
+    each_pack(at, run);
   }
   grid_stride(at.alone(), [&](int64_t k) { run(at.element(k)); });
 }
@@ -147,7 +159,7 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll 1
       for (int64_t i = first; i < end; ++i) in_packs(i);
     } else if (in_packs.updates) {
-      each_of_pack(in_packs.run, first, [](const auto& here, int k) { here(k); });
+      each_of_packs(in_packs.run, [](const auto& here, int k) { here(k); }, first);
     }
   });
   grid_stride(at.alone(), [&](int64_t k) { alone(at.element(k)); });
@@ -267,7 +279,7 @@ __global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split<Body> at, B
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   const auto found_in_pack = [&](int64_t pack) {
     bool any = false;
-    each_of_pack(body, at.first_of(pack), [&](const Body& here, int k) { any |= here.found(k); });
+    each_of_packs(body, [&](const Body& here, int k) { any |= here.found(k); }, at.first_of(pack));
     return any;
   };
   load_ahead(first, at.packs, step, found_in_pack, [&](bool it) { found |= it; });

@@ -95,9 +95,9 @@ class Libraries {
   template <class Pass>
   void choose(Ways<typename Pass::Algorithm>& ways, const Convolution& conv, const Window2d& g,
               std::optional<typename Pass::Algorithm> fastest) const;
-  template <class T, class Algorithm, class Pass>
-  void run(Ways<Algorithm>& ways, const Convolution& conv, const Window2d& g, const char* call,
-           std::initializer_list<Shape> tensors, const std::optional<Shape>& made, Pass pass);
+  template <class T, class Pass, class Enqueue>
+  void run(Ways<typename Pass::Algorithm>& ways, const Convolution& conv, const Window2d& g,
+           std::initializer_list<Shape> tensors, const std::optional<Shape>& made, Enqueue enqueue);
   template <class T>
   bool conv2d_by_cudnn(const Window2d& g, const T* x, const T* weight, const Real* bias, T* y);
   bool conv2d_with_bias(Convolution& conv, const Layout& layout, const Real* x, const Real* weight,
@@ -108,7 +108,10 @@ class Libraries {
   void backward_weight_by_cudnn(const Window2d& g, const T* x, const T* dy, Real* dweight);
   template <class T>
   const T* seen_pixels(const Window2d& g, const T* x, T* room);
+  void warn_once(const std::string& text) const;
+  void warn_of_refusal(const char* computes, bool channels_first, int algorithm) const;
   void warn_without_proposal(const Convolution& conv, const char* computes) const;
+  void warn_of_copies(const char* computes, bool channels_first) const;
   [[noreturn]] void fail_without_algorithm(const Window2d& g) const;
 
   CudaStream& stream_;

@@ -121,12 +121,15 @@ Split<Body> split(int64_t n, const Body& body) {
   return {n, n, 0};
 }
 
-/// call(body, k) for the elements of the pack that begins at element i. They are numbers k of the
-/// body's arrays then.
-template <class Body, class Call>
-__device__ __forceinline__ void each_of_pack(Body body, int64_t i, Call call) {
+/// call(body, k) for the elements of the packs that begin at the elements `first...`. They are
+/// numbers k of the body's arrays then. All packs are loaded before the first of them is used.
+template <class Body, class Call, class... Firsts>
+__device__ __forceinline__ void each_of_packs(Body body, Call call, int64_t first,
+                                              Firsts... others) {
   constexpr int kSize = kPackSize<Body>;
-  with_packs<kSize, true>(typename Body::Arrays(), body, i, [&](const Body& here) {
+  const Body in_memory = body;
+  with_packs<kSize, true>(typename Body::Arrays(), body, first, [&](const Body& here) {
+    if constexpr (sizeof...(others) > 0) each_of_packs(in_memory, call, others...);
     LOCKSTEP_UNROLL
     for (int k = 0; k < kSize; ++k) call(here, k);
   });

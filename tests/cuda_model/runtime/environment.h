@@ -11,8 +11,7 @@
 //   CUDA_MODEL_SEED=1             of the order in which a kernel's blocks run, and the warps of
 //                                 each (0: ascending), and of cuDNN's proposals
 //   CUDA_MODEL_PROPOSALS=1        0: cuDNN proposes nothing in float32; -1: and it runs nothing
-//   that has
-//                                 the channels last
+//                                 that has the channels last
 //   CUDA_MODEL_THREADS=1          that run the blocks of one kernel; for ThreadSanitizer, which
 //                                 finds races between blocks of two
 //   CUDA_MODEL_SIDE_BY_SIDE=2048  threads that a multiprocessor holds, of any kernel: few registers
