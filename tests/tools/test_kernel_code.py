@@ -35,7 +35,7 @@ MORE_REGISTERS = {  # the first that fits
     "<long": 64,  # arrays of 2^31 elements and more
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
-    "NormalizeImage": 56,  # 16 pixels, twice
+    "NormalizeImage": 48,  # 16 pixels
     "1, BatchNormBackwardInput<true>": 40,
     "each_marked_kernel": 64,  # packs of three or four arrays at once
     "each_row_kernel<unsigned int, 4, BatchNorm": 64,  # packs of up to eight arrays at once
@@ -97,7 +97,8 @@ ROWS_IN_FLIGHT = {"1, true": 8, "4, true": 4}  # kInFlight of launch.cuh
 LOADS_OF_A_ROW = {"AddColumnSums": 1, "BatchNormStatistics": 1, "BatchNormMeasure": 1,
                   "BatchNormBackwardSums<false> ": 2, "BatchNormBackwardSums<true> ": 2}
 AHEAD = 4  # load_ahead() of launch.cuh
-PACKS = 2  # each_pack() of launch.cuh
+PACKS = 2  # each_pack() of launch.cuh, but for those of more than four numbers:
+LARGE_PACKS = ("Narrow", "Widen", "NormalizeImage")
 LOADED_AHEAD = ("CheckFinite", "LogSoftmax", "LogSoftmaxBackward", "NllLoss", "SumOfParts",
                 "SumSquares")
 
@@ -166,7 +167,9 @@ def together(kernel):
     """How many loads a kernel must have on their way at the same time."""
     if kernel.name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
         return AHEAD
-    return PACKS * WIDE[kernel.name][0] if kernel.name in WIDE and kernel.name.startswith("each_kernel<") else 0
+    if kernel.name not in WIDE or not kernel.name.startswith("each_kernel<"):
+        return 0
+    return WIDE[kernel.name][0] * (1 if any(body in kernel.name for body in LARGE_PACKS) else PACKS)
 
 
 def faults_of_loads(kernel):
