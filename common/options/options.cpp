@@ -154,19 +154,16 @@ void settle_optimizer(const OptionParser& parser, Options& o) {
   }
 }
 
-/// Refuses numbers of 16 bits where layers do not compute in them.
-void check_precision(const ProgramInfo& program, const OptionParser& parser, const Options& o,
-                     bool baseline) {
+/// Refuses numbers of 16 bits in the build of the proofs, and where weights are to be equal.
+void check_precision(const OptionParser& parser, const Options& o, bool baseline) {
   require(o.precision == Precision::fp16 || !parser.given("--growth-interval"),
           "--growth-interval: {} is for --precision fp16 and has no meaning for {}; leave it out",
           o.growth_interval, name_of(o.precision));
   if (o.precision == Precision::real) return;
-  const auto expected = [&](const char* words, const char* because) {
-    fail<BadInput>("--precision: found {}, expected {}: {}", name_of(o.precision), words, because);
-  };
-  if (sizeof(Real) > sizeof(float)) {
-    expected("float64", "this build computes in that alone; use one without -Dprecision=double");
-  }
+  require(sizeof(Real) == sizeof(float),
+          "--precision: found {}, expected float64: this build computes in that alone; use one "
+          "without -Dprecision=double",
+          name_of(o.precision));
   require(!baseline,
           "--baseline: compares weights, which {} rounds differently on one device; leave it out",
           name_of(o.precision));
@@ -246,7 +243,7 @@ std::optional<CommandLine> parse_command_line(const ProgramInfo& program, Option
   add_comparison_options(parser, program, line);
   if (!parser.parse(argc, argv)) return {};
   check_use(parser, options, line.baseline);
-  check_precision(program, parser, options, line.baseline);
+  check_precision(parser, options, line.baseline);
   settle_optimizer(parser, options);
   check(options);
   std::set<std::string> common{"--baseline"};

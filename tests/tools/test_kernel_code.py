@@ -37,7 +37,8 @@ MORE_REGISTERS = {  # the first that fits
     "reduce_rows_kernel": 80,  # three blocks are enough, as each thread loads several rows at once
     "4, DropoutMask": 40,  # four numbers at random
     "8, DropoutMask": 40,
-    "NormalizeImage": 56,  # 16 pixels, twice
+    "NormalizeImage<float>": 48,  # 16 pixels
+    "NormalizeImage<Half>": 56,
     "1, BatchNormBackwardInput<float, true>": 40,
     "1, BatchNormBackwardInput<Half, true>": 40,
     "MaxPool2d<Half, 0>": 40,
@@ -129,7 +130,8 @@ LOADS_OF_A_ROW = {f"{body}<{options}> ": 2 if "Backward" in body else 1
                       ("BatchNormMeasure", element), ("BatchNormBackwardSums", f"{element}, false"),
                       ("BatchNormBackwardSums", f"{element}, true"))}
 AHEAD = 4  # load_ahead() of launch.cuh
-PACKS = 2  # each_pack() of launch.cuh
+PACKS = 2  # each_pack() of launch.cuh, but for those of more than four numbers:
+LARGE_PACKS = ("Half", "NormalizeImage")
 LOADED_AHEAD = ("CheckFinite", "FindOverflow", "LogSoftmax<float> ", "LogSoftmaxBackward<float> ",
                 "LogSoftmax<Half> ", "LogSoftmaxBackward<Half> ", "NllLoss", "SumOfParts", "SumSquares")
 
@@ -204,7 +206,9 @@ def loads_ahead(kernel):
     name = general(kernel.name)
     if name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
         return AHEAD
-    return PACKS * WIDE[name][0] if name in WIDE and name.startswith("each_kernel<") else 0
+    if name not in WIDE or not name.startswith("each_kernel<"):
+        return 0
+    return WIDE[name][0] * (1 if any(body in name for body in LARGE_PACKS) else PACKS)
 
 
 def faults_of_loads(kernel):

@@ -94,18 +94,22 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
 
 // --- Kernels of element-wise bodies -------------------------------------------------------------
 
-/// run(i) for the elements in packs, over all threads of the grid. Two packs of a thread are on
-/// their way together: most of these bodies read one or two arrays.
+/// run(i) for the elements in packs, over all threads of the grid. Two packs of four numbers are on
+/// their way together: most of these bodies read one or two arrays. Eight numbers of 16 bits, or 16
+/// pixels, need the registers for themselves.
 template <class Body, class Run>
 __device__ __forceinline__ void each_pack(const Split<Body>& at, const Run& run) {
   const auto call = [](const auto& here, int k) { here(k); };
   const int64_t stride = int64_t(gridDim.x) * blockDim.x;
   int64_t pack = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if constexpr (Split<Body>::kSize <= 4) {
 #pragma unroll 1
-  for (; pack + stride < at.packs; pack += 2 * stride) {
-    each_of_packs(run, call, at.first_of(pack), at.first_of(pack + stride));
+    for (; pack + stride < at.packs; pack += 2 * stride) {
+      each_of_packs(run, call, at.first_of(pack), at.first_of(pack + stride));
+    }
   }
-  if (pack < at.packs) each_of_packs(run, call, at.first_of(pack));
+#pragma unroll 1
+  for (; pack < at.packs; pack += stride) each_of_packs(run, call, at.first_of(pack));
 }
 
 template <class Body>
