@@ -55,6 +55,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(std::unique_ptr<Module> netwo
   if (scales_loss()) {
     overflow_ = OverflowNumber(loss_and_marks_.range(loss_and_marks_.elements() - 1, {1}));
   }
+  gradient_health_ = scales_loss() ? overflow_.found() : own_health_;
   require_same_network(exchange, parameters(), buffers());
   require(count() > 0, "rank {}: a network without parameters has nothing to be shared out",
           comm.rank());
@@ -125,8 +126,7 @@ AnyTensor FullyShardedDataParallel::backward(const AnyTensor& dy, Context& conte
     dx = units_[i]->backward(dx, context);
     units_[i]->free_values();
     if (!reduces) continue;
-    // In fp16 a gradient that is not finite skips the step, and nothing has failed.
-    units_[i]->reduce_gradients(state_, scales_loss() ? overflow_.found() : own_health_);
+    units_[i]->reduce_gradients(state_, gradient_health_);
     // One unit late: the passes need not wait for this reduction before they go on.
     if (i + 1 < units_.size()) units_[i + 1]->free_gradients();
   }

@@ -125,8 +125,11 @@ class FullyShardedDataParallel final : public Module {
   GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;
   OverflowNumber overflow_;  // for fp16
-  StepStateTensor state_;    // of the current pass
-  bool in_step_ = false;     // a pass has begun whose reduction has not ended
+  /// Of this rank's gradients: own_health_, but in fp16 one that is not finite skips the step, and
+  /// nothing has failed.
+  HealthTensor gradient_health_;
+  StepStateTensor state_;  // of the current pass
+  bool in_step_ = false;   // a pass has begun whose reduction has not ended
 };
 
 // --- --load and --save, a unit at a time: no rank has the whole network --------------------------

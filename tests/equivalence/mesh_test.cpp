@@ -114,7 +114,9 @@ TEST_CASE("In 16 bits the ranks of a mesh skip the same steps, and lead to stage
     for (const auto& [mesh, tolerance] : meshes) {
       INFO(type[0] << ", " << mesh.axes);
       const Outcome found = train_on_mesh(mesh, options);
-      const Outcome& expected = mesh.axes == "shard=2" ? two : one;
+      // Two ranks with other samples have gradients of means of fewer: those overflow sooner.
+      const bool halves = mesh.axes.find("data") != mesh.axes.npos || mesh.axes == "shard=2";
+      const Outcome& expected = halves ? two : one;
       CHECK(relative_l2(found.state, expected.state) <= tolerance);
       if (type[0] == "bf16") continue;
       CHECK(found.metrics.at("loss_scale") == expected.metrics.at("loss_scale"));
