@@ -130,8 +130,8 @@ LOADS_OF_A_ROW = {f"{body}<{options}> ": 2 if "Backward" in body else 1
                       ("BatchNormMeasure", element), ("BatchNormBackwardSums", f"{element}, false"),
                       ("BatchNormBackwardSums", f"{element}, true"))}
 AHEAD = 4  # load_ahead() of launch.cuh
-PACKS = 2  # each_pack() of launch.cuh, but for those of more than four numbers:
-LARGE_PACKS = ("Half", "NormalizeImage")
+PACKS = 2  # each_pack() of launch.cuh, for packs of four numbers
+LARGE_PACKS = ("Half", "NormalizeImage")  # the compiler decides what is loaded when
 LOADED_AHEAD = ("CheckFinite", "FindOverflow", "LogSoftmax<float> ", "LogSoftmaxBackward<float> ",
                 "LogSoftmax<Half> ", "LogSoftmaxBackward<Half> ", "NllLoss", "SumOfParts", "SumSquares")
 
@@ -206,9 +206,9 @@ def loads_ahead(kernel):
     name = general(kernel.name)
     if name.endswith(tuple(f"_kernel<{body}>" for body in LOADED_AHEAD)):
         return AHEAD
-    if name not in WIDE or not name.startswith("each_kernel<"):
+    if name not in WIDE or not name.startswith("each_kernel<") or any(body in name for body in LARGE_PACKS):
         return 0
-    return WIDE[name][0] * (1 if any(body in name for body in LARGE_PACKS) else PACKS)
+    return PACKS * WIDE[name][0]
 
 
 def faults_of_loads(kernel):
