@@ -42,6 +42,21 @@ TEST_CASE("The seed network learns the generated images", "[convergence][row16]"
   CHECK(accuracies({"--data", "synthetic"}).at(0) > 0.9);
 }
 
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+/// 300 steps at a low rate, as those of other stages below.
+TEST_CASE("In 16 bits the seed network learns Fashion-MNIST as in float32",
+          "[convergence][sixteen]") {
+  const Options options{"--no-dropout", "--lr", "0.01", "--max-steps", "300", "--precision"};
+  const double whole = accuracies(options + Options{"float32"}).at(0);
+  for (const std::string precision : {"bf16", "fp16"}) {
+    const double found = accuracies(options + Options{precision}).at(0);
+    INFO(precision << ": " << found << ", float32: " << whole);
+    CHECK(std::abs(found - whole) <= 0.01);
+    CHECK(found > 0.5);
+  }
+}
+#endif
+
 // --- Stage 02: the same network on two devices ---------------------------------------------------
 
 /// An epoch at a low rate, of which the short campaign trains the first 300 steps. Rounding changes

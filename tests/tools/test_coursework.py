@@ -467,8 +467,10 @@ class TestTeacher(Folder):
         if not (ROOT / teacher.WRONG).is_dir():
             return  # a student's tree
         page = teacher.tasks_page(ROOT, exercise.LEFT_OUT)
-        cases = sum(path.read_text().count("TEST_CASE(") for path in (ROOT / "tests/coursework").glob("*.cpp"))
-        self.assertEqual(cases, len(re.findall(r"^\* `tests/coursework/\w+\.cpp:\d+`, seen by students: ", page, re.M)))
+        for folder, words in (("tests/coursework", "seen by"), ("tests/coursework/hidden", "hidden from")):
+            cases = sum(path.read_text().count("\nTEST_CASE(") for path in (ROOT / folder).glob("*.cpp"))
+            found = re.findall(rf"^\* `{folder}/\w+\.cpp:\d+`, {words} students: ", page, re.M)
+            self.assertEqual((folder, cases), (folder, len(found)))
         for task in tasks.load_tasks(ROOT):
             part = page.split(f"\n## {task.id} ")[1].split("\n## ")[0]
             for name, (hint, _) in teacher.wrong_solutions(ROOT, task.id).items():

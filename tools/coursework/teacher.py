@@ -73,7 +73,7 @@ def section(root, task, cases, hints, left_out):
     lines = [f"## {task.id} {task.name}", "", f"{task.teaches} In `{task.file}`; points: {task.points}, "
              f"minutes: {task.minutes}.", "", "Cases:", ""]
     for case in cases:
-        if task.tag in case.tags:
+        if task.tag in case.tags or task.hidden_tag in case.tags:
             hidden = case.file.startswith(left_out)
             lines.append(f"* `{case.file}:{case.line}`, {'hidden from' if hidden else 'seen by'} students: {case.name}")
     lines += ["", f"Mistakes (`{WRONG}{task.id}.txt` has their lines), by the hint that each gets:", ""]
