@@ -108,7 +108,7 @@ TEST_CASE("In 16 bits the ranks of a mesh skip the same steps, and lead to stage
     const Outcome one = train(options, "06-fully-sharded"),
                   two = train(options, "06-fully-sharded", cpus(2));
     const std::vector<std::pair<Mesh, double>> meshes{{{"shard=2", 2}, 0},
-                                                      {{"pipeline=2", 2}, 0},
+                                                      {{"pipeline=4", 4}, 0},
                                                       {{"tensor=2", 2}, 0.01},
                                                       {{"tensor=2,pipeline=2,data=2", 8}, 0.01}};
     for (const auto& [mesh, tolerance] : meshes) {

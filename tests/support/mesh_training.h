@@ -44,9 +44,9 @@ class MeshMember {
         model(make_model(setting.model)),
         network(model, setting.model, mesh, passes, communication, setting.sharding, setting.plan),
         synchronised(convert_sync_batchnorm(*model.network, samples, communication)),
-        optimizer(network.optimizer({.momentum = 0.9})),
+        optimizer(network.optimizer({.momentum = 0.9, .growth_interval = growth_interval()})),
         clip(network.clip_by_norm(kMostNorm)),
-        context(passes) {
+        context(passes, setting.sharding.precision, optimizer.loss_scale()) {
     network.initialize(Initializer::kaiming_uniform, 1);
   }
 
@@ -57,7 +57,8 @@ class MeshMember {
     labels.clear();
     for (int part = 0; part < setting.plan.micro_batches; ++part) {
       const Samples micro = mine.every(part, setting.plan.micro_batches);
-      images.push_back(Tensor::from_host(stream, {micro.count(), 16, 16, 1}, micro.images));
+      images.push_back(
+          in_precision(Tensor::from_host(stream, {micro.count(), 16, 16, 1}, micro.images)));
       labels.push_back(LabelTensor::from_host(stream, {micro.count()}, micro.labels));
     }
     context.state().copy_from_host(
@@ -98,6 +99,9 @@ class MeshMember {
     return first;
   }
 
+  /// In how many steps a gradient has overflowed, in fp16. Waits.
+  int64_t skipped_steps() const { return optimizer.health().to_host()[0].skipped; }
+
   /// All ranks call it. Waits.
   MeshResult trained() {
     MeshResult found{.weights = {}, .loss = network.loss().to_host()[0]};
@@ -117,10 +121,19 @@ class MeshMember {
   Optimizer optimizer;
   ClipByNorm clip;
   Context context;
-  std::vector<Tensor> images;  // by micro-batch
+  std::vector<AnyTensor> images;  // by micro-batch
   std::vector<LabelTensor> labels;
   int64_t steps = 0;  // begun
   std::vector<HealthTensor> healths{};
+
+ private:
+  int64_t growth_interval() const { return setting.sharding.precision == Precision::fp16 ? 9 : 0; }
+  AnyTensor in_precision(const Tensor& x) {
+    if (context.precision() == Precision::real) return x;
+    AnyTensor rounded = context.activation(x.shape());
+    stream.kernels().to_sixteen_bits(stream, 1, x, rounded);
+    return rounded;
+  }
 };
 
 /// The same steps in one process, on a CPU device.

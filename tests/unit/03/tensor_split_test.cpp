@@ -84,6 +84,35 @@ TEST_CASE("A residual block on several ranks", "[tensorsplit][tsan][row53]") {
   check_network(resnet_options(2), 2, Names{"block2.0"});
 }
 
+/// How many steps each of two ranks has skipped after one in which rank `who` has a gradient that
+/// is not finite.
+std::vector<int64_t> steps_skipped(int who) {
+  return on_ranks(2, [&](Member& member) {
+    TensorSplit split(seed_options(), member.shared);
+    const FlatParameters parameters(split, member.stream);
+    split.initialize(Initializer::kaiming_uniform, 1);
+    const Optimizer optimizer = split.optimizer(parameters, {.growth_interval = 2});
+    const Batch batch(seed_options(), 4);
+    const AnyTensor scores = split.forward(member.put(batch.shape, batch.images), member.context);
+    optimizer.zero_gradients();
+    if (member.rank() == who) {
+      member.stream.kernels().fill(member.stream, std::numeric_limits<Real>::infinity(),
+                                   parameters.gradients().range(0, {1}));
+    }
+    const Values zeros(size_t(scores.elements()), 0);
+    split.backward(member.put(scores.shape(), zeros), member.context);
+    optimizer.step(member.context.state(), parameters.loss());
+    return optimizer.health().to_host()[0].skipped;
+  });
+}
+
+TEST_CASE("A gradient that overflows on one rank skips the step on all of them",
+          "[tensorsplit][tsan]") {
+  CHECK(steps_skipped(0) == std::vector<int64_t>{1, 1});
+  CHECK(steps_skipped(1) == std::vector<int64_t>{1, 1});
+  CHECK(steps_skipped(2) == std::vector<int64_t>{0, 0});
+}
+
 TEST_CASE("On one rank the split network changes no bit", "[tensorsplit]") {
   for (const ModelOptions& options : {seed_options(ModelKind::seed_bn), resnet_options()}) {
     const auto train = [&](Network& network) { return network.train(options); };

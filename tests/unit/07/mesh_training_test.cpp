@@ -72,9 +72,10 @@ TEST_CASE("Meshes of threads train one process's weights", "[mesh][tsan]") {
 // --- A gradient that is not finite ---------------------------------------------------------------
 
 /// Three steps. In the second one rank writes infinity into a gradient of its own, of its first
-/// layer, where backward has just written it. By rank and step: in which step the rank stops.
-std::vector<std::vector<int64_t>> stops_of(const MeshSetting& setting, int bad_rank) {
-  std::vector<std::vector<int64_t>> stops(4);
+/// layer, where backward has just written it. By rank and step: what `ask` says of the rank then.
+std::vector<std::vector<int64_t>> after_steps(const MeshSetting& setting, int bad_rank,
+                                              int64_t (MeshMember::*ask)() const) {
+  std::vector<std::vector<int64_t>> answers(4);
   const Words errors = group::Job(4, "shm").run([&](ProcessGroup& group) {
     const auto device = open_device({DeviceId::Kind::cpu, group.rank()}, {});
     const std::unique_ptr<Communicator> world = group.connect(*device);
@@ -90,29 +91,46 @@ std::vector<std::vector<int64_t>> stops_of(const MeshSetting& setting, int bad_r
       member.feed(Samples(13, uint32_t(step) + 1));
       member.forward_and_backward();
       member.update();  // without the norm, which would tell others, too
-      stops[size_t(group.rank())].push_back(member.failed_step());
+      answers[size_t(group.rank())].push_back((member.*ask)());
     }
   });
   CHECK(errors == Words(4));
-  return stops;
+  return answers;
 }
 
+const PipelinePlan kTwoMicroBatches{.micro_batches = 2};
+const std::vector<MeshSetting> kSettings{{"data=2,shard=2"},
+                                         {"data=4"},
+                                         {"data=2,tensor=2"},
+                                         {"tensor=2,shard=2"},
+                                         {"data=2,pipeline=2", kSeed, kTwoMicroBatches},
+                                         {"pipeline=2,tensor=2", kSeed, kTwoMicroBatches}};
+
 TEST_CASE("A gradient that is not finite on one rank stops all ranks in the same step", "[mesh]") {
-  const PipelinePlan two{.micro_batches = 2};
-  for (const MeshSetting& setting : {MeshSetting{"data=2,shard=2"},
-                                     {"data=4"},
-                                     {"data=2,tensor=2"},
-                                     {"tensor=2,shard=2"},
-                                     {"data=2,pipeline=2", kSeed, two},
-                                     {"pipeline=2,tensor=2", kSeed, two}}) {
+  for (const MeshSetting& setting : kSettings) {
     for (const int bad_rank : {0, 3}) {
       INFO(setting.mesh << ", rank " << bad_rank);
-      for (const auto& stops : stops_of(setting, bad_rank)) {
+      for (const auto& stops : after_steps(setting, bad_rank, &MeshMember::failed_step)) {
         CHECK(stops == std::vector<int64_t>{-1, 1, 1});
       }
     }
   }
 }
+
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+TEST_CASE("In fp16 a gradient that is not finite on one rank skips the step on all ranks",
+          "[mesh][sixteen]") {
+  for (MeshSetting setting : kSettings) {
+    setting.sharding.precision = Precision::fp16;
+    for (const int bad_rank : {0, 3}) {
+      INFO(setting.mesh << ", rank " << bad_rank);
+      for (const auto& skipped : after_steps(setting, bad_rank, &MeshMember::skipped_steps)) {
+        CHECK(skipped == std::vector<int64_t>{0, 1, 1});
+      }
+    }
+  }
+}
+#endif
 
 // --- Planted faults ------------------------------------------------------------------------------
 
