@@ -47,9 +47,10 @@ inline Cuts even_cuts(size_t layers, size_t stages) {
 
 /// `chunks` stages on each stream, with seed 1.
 inline std::unique_ptr<StagedNetwork> split_of(Layers layers, const std::vector<Stream>& streams,
-                                               int chunks = 1) {
+                                               int chunks = 1,
+                                               Precision precision = Precision::real) {
   const Cuts cuts = even_cuts(layers.size(), streams.size() * size_t(chunks));
-  auto split = std::make_unique<StagedNetwork>(std::move(layers), cuts, streams);
+  auto split = std::make_unique<StagedNetwork>(std::move(layers), cuts, streams, precision);
   for (const StagedNetwork::Stage& stage : split->stages()) {
     initialize(*stage.parameters, Initializer::kaiming_uniform, 1);
   }
@@ -193,7 +194,8 @@ struct Run {
   explicit Run(const Setup& options) : setup(options), machine(cpus(options.stages)) {
     Layers layers = layers_of(setup.model);
     if (setup.change) setup.change(layers);
-    auto pieces = split_of(std::move(layers), machine.streams, setup.chunks);
+    auto pieces =
+        split_of(std::move(layers), machine.streams, setup.chunks, setup.pipeline.precision);
     split = pieces.get();
     loss = make_model(setup.model).loss;
     if (setup.infinite_loss) loss = std::make_unique<Infinite>(steps);

@@ -468,5 +468,27 @@ TEST_CASE("If the loss is not finite, no stage's weights move", "[pipeline][tsan
   for (const HealthTensor& health : healths) CHECK(health.to_host()[0].failed_step == 1);
 }
 
+#ifndef LOCKSTEP_DOUBLE  // which has no other precision
+TEST_CASE("In fp16 a gradient that overflows in one stage skips the step in all of them",
+          "[pipeline][sixteen]") {
+  for (const size_t bad_stage : {0, 1, 2}) {
+    INFO("stage " << bad_stage);
+    Run run({.pipeline = {kOneF1b, 4, false, Precision::fp16}, .rule = {.growth_interval = 9}});
+    const StagedNetwork::Stage& stage = run.split->stages()[bad_stage];
+    stage.parameters->parameters().front()->on_gradient_ready = [&](Parameter& p) {
+      if (run.steps != 2) return;
+      stage.stream.kernels().fill(stage.stream, std::numeric_limits<Real>::infinity(),
+                                  p.grad.range(0, {1}));
+    };
+    for (const int64_t skipped : {0, 1, 1}) {
+      run.step();
+      for (const HealthTensor& health : run.pipeline->healths()) {
+        CHECK(health.to_host()[0].skipped == skipped);
+      }
+    }
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace lockstep
