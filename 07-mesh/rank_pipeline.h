@@ -52,9 +52,8 @@ class StageLink {
   /// a link have the same extents but the first.
   void send(const AnyTensor& x, int to, const Context& context);
   /// The next tensor [samples,...] from stage `from`, as the passes will find it, in the precision
-  /// of `context`. The host waits
-  /// for the first one, which comes with its extents; samples are known on all ranks. Throws
-  /// BadInput where the first one has another number of them.
+  /// of `context`. The host waits for the first one, which comes with its extents; samples are
+  /// known on all ranks. Throws BadInput where the first one has another number of them.
   AnyTensor receive(int64_t samples, int from, Context& context);
   /// What the passes enqueue from now on comes after all that was sent has arrived.
   void await_sent(const Context& context);

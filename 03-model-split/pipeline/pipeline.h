@@ -83,7 +83,8 @@ class Pipeline {
   /// counted where their copies are enqueued.
   int64_t bytes_moved() const;
   /// The bytes that had to, by the sizes of the activations: those of all samples at every boundary
-  /// twice, and a loss for every device but the last. For tests: report() says it.
+  /// twice, and a loss for every device but the last; in fp16 two numbers more. For tests: report()
+  /// says it.
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds the bubble, the devices' phases, what they keep and what moves between them, to the
   /// summary and the metrics.
