@@ -24,11 +24,12 @@ void require_links(const DeviceMesh& mesh) {
       mesh.shape().text(), mesh.group().backend_and_why(), mesh.device().name());
 }
 
-/// For fp16, around a network whose ranks along `axes` have other parts of it: if the gradients of
-/// one have overflowed, all skip the step. FullyShardedDataParallel tells it along the other axes.
+/// For fp16, around this rank's part of a network: if a gradient of another part has overflowed,
+/// this rank skips the step, too. FullyShardedDataParallel tells it along `data` and `shard`.
 class SkipTogether final : public Module {
  public:
-  /// `overflow` [1] becomes the sum of the ranks' numbers after a step's last backward.
+  /// After a step's last backward `overflow` [1] is the sum over the ranks of `along`, which have
+  /// the other parts.
   SkipTogether(std::unique_ptr<Module> network, Tensor overflow, Communicator& along,
                Stream communication)
       : network_(add_module("", std::move(network))),

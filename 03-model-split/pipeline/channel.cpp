@@ -14,7 +14,9 @@ void Channel::reserve(const Shape& shape) {
 }
 
 void Channel::make_room(Place& place, const Shape& shape, ElementType type) {
-  if (place.memory.defined() && place.memory.elements() >= shape.elements()) return;
+  const bool fits = place.memory.defined() && place.memory.type() == type &&
+                    place.memory.elements() >= shape.elements();
+  if (fits) return;
   place.memory = AnyTensor::empty(to_, shape, type);
   place.emptied = to_.record();
 }

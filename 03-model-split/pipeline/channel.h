@@ -35,8 +35,7 @@ class Channel {
   void await_place();
   /// Enqueues on the sender's stream a copy of x [n,...], of the sender's, into the next place, as
   /// soon as that has been emptied, and notes the event that receive() makes the receiver wait for.
-  /// All have the same type, and the same extents but the first; throws BadInput, with both shapes,
-  /// if not.
+  /// All have the same extents but the first; throws BadInput, with both shapes, if not.
   void send(const AnyTensor& x);
   /// The oldest tensor not received yet, from here on in the receiver's order.
   AnyTensor receive();

@@ -276,7 +276,7 @@ void Pipeline::release_gradient(size_t s) {
 }
 
 /// In fp16 all stages skip a step together. The last device learns from every other one whether
-/// gradients there have overflowed, and tells the sum to all with the loss.
+/// gradients there have overflowed, and tells the sum to all, beside the loss.
 void Pipeline::collect_overflows() {
   for (size_t d = 0; d < workers_.size(); ++d) {
     const OverflowNumber& overflow = workers_[d].overflow;

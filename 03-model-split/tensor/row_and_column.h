@@ -46,7 +46,7 @@ class SplitRanks {
   int64_t share(const Module& layer, int64_t total, const char* what) const;
 
   /// x becomes the sum of all ranks' x. Only enqueues; does nothing for a single rank.
-  /// In 16 bits each rank's part has been rounded to them: so it is near the sum, but another.
+  /// Numbers of 16 bits have been rounded before they are added: one device would round the sum.
   void all_reduce(const Module& layer, const AnyTensor& x, Context& context);
   /// all [P...] becomes rank 0's `mine` [...], rank 1's, ...
   void all_gather(const Module& layer, const AnyTensor& mine, const AnyTensor& all,

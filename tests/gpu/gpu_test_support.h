@@ -44,8 +44,8 @@ inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
 }
 
-/// How often this thread has called a function of the model's, as it counts them; "kernel": how many
-/// kernels of ours it has started.
+/// How often this thread has called a function of the model's, as it counts them; "kernel": how
+/// many kernels of ours it has started.
 inline long calls_of(const char* function) {
   using Count = long(const char*);
   static void* const runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);

@@ -96,8 +96,8 @@ inline void norm_and_backward(Trial& t, bool relu, bool skip) {
 }
 
 inline void pool(Trial& t, int64_t kernel, int64_t stride, bool relu) {
-  const Window2d g = make_window("pool", t.shapes.images, t.shapes.images[3],
-                                          t.shapes.images[3], kernel, stride, 0);
+  const Window2d g = make_window("pool", t.shapes.images, t.shapes.images[3], t.shapes.images[3],
+                                 kernel, stride, 0);
   const Positions where = t.positions(g.output());
   t.kernels().max_pool2d(t.d.stream, g, relu, t.in(t.shapes.images, 1), t.out(g.output()), where);
   t.kernels().max_pool2d_backward(t.d.stream, g, t.in(g.output(), 2), where,

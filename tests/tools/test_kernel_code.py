@@ -306,7 +306,7 @@ class TestKernelCode(unittest.TestCase):
                 ("cuda/launch.cuh", "kAhead = 4;", "kAhead = 1;",
                  r"SumOfParts>: 1 loads on their way together, expected 4"),
                 ("cuda/launch.cuh", "at.first_of(pack), at.first_of(pack + stride));",
-                 "at.first_of(pack)); each_of_packs(run, call, at.first_of(pack + stride));",
+                 "at.first_of(pack)); each_of_packs(run, RunElement(), at.first_of(pack + stride));",
                  r"each_kernel<Add<float, float> >: 2 loads on their way together, expected 4")):
             with self.subTest(new), tempfile.TemporaryDirectory() as folder:
                 text = (ROOT / "common/kernels" / header).read_text()

@@ -94,22 +94,29 @@ __device__ __forceinline__ void load_ahead(int64_t first, int64_t end, int64_t s
 
 // --- Kernels of element-wise bodies -------------------------------------------------------------
 
+/// What each_of_packs() calls where each element is the body's own work.
+struct RunElement {
+  template <class Body>
+  __device__ __forceinline__ void operator()(const Body& here, int k) const {
+    here(k);
+  }
+};
+
 /// run(i) for the elements in packs, over all threads of the grid. Two packs of four numbers are on
 /// their way together: most of these bodies read one or two arrays. Eight numbers of 16 bits, or 16
 /// pixels, need the registers for themselves.
 template <class Body, class Run>
 __device__ __forceinline__ void each_pack(const Split<Body>& at, const Run& run) {
-  const auto call = [](const auto& here, int k) { here(k); };
   const int64_t stride = int64_t(gridDim.x) * blockDim.x;
   int64_t pack = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if constexpr (Split<Body>::kSize <= 4) {
 #pragma unroll 1
     for (; pack + stride < at.packs; pack += 2 * stride) {
-      each_of_packs(run, call, at.first_of(pack), at.first_of(pack + stride));
+      each_of_packs(run, RunElement(), at.first_of(pack), at.first_of(pack + stride));
     }
   }
 #pragma unroll 1
-  for (; pack < at.packs; pack += stride) each_of_packs(run, call, at.first_of(pack));
+  for (; pack < at.packs; pack += stride) each_of_packs(run, RunElement(), at.first_of(pack));
 }
 
 template <class Body>
@@ -163,7 +170,7 @@ __global__ void __launch_bounds__(kBlock)
 #pragma unroll 1
       for (int64_t i = first; i < end; ++i) in_packs(i);
     } else if (in_packs.updates) {
-      each_of_packs(in_packs.run, [](const auto& here, int k) { here(k); }, first);
+      each_of_packs(in_packs.run, RunElement(), first);
     }
   });
   grid_stride(at.alone(), [&](int64_t k) { alone(at.element(k)); });
@@ -283,7 +290,8 @@ __global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split<Body> at, B
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   const auto found_in_pack = [&](int64_t pack) {
     bool any = false;
-    each_of_packs(body, [&](const Body& here, int k) { any |= here.found(k); }, at.first_of(pack));
+    const auto look = [&](const Body& here, int k) { any |= here.found(k); };
+    each_of_packs(body, look, at.first_of(pack));
     return any;
   };
   load_ahead(first, at.packs, step, found_in_pack, [&](bool it) { found |= it; });

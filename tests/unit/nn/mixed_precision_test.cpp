@@ -87,9 +87,10 @@ TEST_CASE("In 16 bits losses stay near those of float32", "[sixteen]") {
         apart = std::max(apart, std::abs(sixteen.losses[i] - real.losses[i]));
       }
       INFO(name_of(precision) << ": at most " << apart);
-      // Two values of a window, or beside ReLU's zero, may change places when they are rounded, and a
-      // whole gradient goes elsewhere. So gradients err by the square root of what values do, 2 to 5 %
-      // in fp16, 4 to 15 % in bf16. Batch after batch is normalised anew there, and differences grow.
+      // Two values of a window, or beside ReLU's zero, may change places when they are rounded, and
+      // a whole gradient goes elsewhere. So gradients err by the square root of what values do, 2
+      // to 5 % in fp16, 4 to 15 % in bf16. Batch after batch is normalised anew there, and
+      // differences grow.
       CHECK(apart <= (model.kind == ModelKind::resnet18 ? 0.12 : most));
       CHECK(sixteen.losses != real.losses);
       CHECK(sixteen.health.failed_step == -1);
