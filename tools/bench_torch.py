@@ -5,7 +5,7 @@ The networks are those of common/nn/models.cpp. On the CPU, data is a normalised
 from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
 (--device cuda) normalised batches are ready in pinned memory, and each step copies one of them
 asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
-it. With --ranks several processes share the batch (DistributedDataParallel over Gloo), with --fsdp
+it. --precision bf16 runs it in torch.autocast. With --ranks several processes share the batch (DistributedDataParallel over Gloo), with --fsdp
 the parameters, too (fully_shard, AdamW). With --serve
 the options of many measurements come as JSON lines and one process answers them.
 """
@@ -162,24 +162,36 @@ def pinned_batches(options, torch):
     return [(x.pin_memory(), torch.randint(0, 10, (options.batch,)).pin_memory()) for x in images]
 
 
-def eager_step(net, loss_function, optimizer):
+def forward_in(precision, net, loss_function, torch, **autocast):
+    """The loss of images and labels on the GPU, a function. In bf16 layers run in autocast, and their scores
+    are float32 before the loss, as ours are."""
+    if precision == "float32":
+        return lambda images, labels: loss_function(net(images), labels)
+
+    def loss(images, labels):
+        with torch.autocast("cuda", torch.bfloat16, **autocast):
+            scores = net(images)
+        return loss_function(scores.float(), labels)
+    return loss
+
+
+def eager_step(loss, optimizer):
     """A function that enqueues one step, given a batch on the host."""
     def step(images, labels):
         optimizer.zero_grad()
-        scores = net(images.to("cuda", non_blocking=True))
-        loss_function(scores, labels.to("cuda", non_blocking=True)).backward()
+        loss(images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)).backward()
         optimizer.step()
     return step
 
 
-def graph_step(net, loss_function, optimizer, first, torch):
+def graph_step(loss, optimizer, first, torch):
     """The same, captured once with static inputs: a step is two copies and one replay. The recipe
     comes from "Whole-network capture" in PyTorch's notes on CUDA semantics."""
     images, labels = (tensor.to("cuda") for tensor in first)
 
     def train_once():
         optimizer.zero_grad(set_to_none=True)
-        loss_function(net(images), labels).backward()
+        loss(images, labels).backward()
         optimizer.step()
 
     side = torch.cuda.Stream()
@@ -206,8 +218,10 @@ def time_gpu_steps(options, torch, begin):
     net, loss_function = make_network(options, torch)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     batches = pinned_batches(options, torch)
-    step = (graph_step(net, loss_function, optimizer, batches[0], torch) if options.graph
-            else eager_step(net, loss_function, optimizer))
+    # A captured step must cast the weights anew at each replay.
+    loss = forward_in(options.precision, net, loss_function, torch, cache_enabled=not options.graph)
+    step = (graph_step(loss, optimizer, batches[0], torch) if options.graph
+            else eager_step(loss, optimizer))
     startup = time.perf_counter() - begin
     for number in range(WARM_UP_STEPS):
         step(*batches[number % PINNED_BATCHES])
@@ -239,6 +253,8 @@ def parse_options(arguments, parser_type=argparse.ArgumentParser):
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tf32", action="store_true", help="cuda: allow TF32 in products")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32",
+                        help="cuda: bf16 is torch.autocast's")
     parser.add_argument("--graph", action="store_true", help="cuda: capture the step, replay it")
     parser.add_argument("--ranks", type=int, default=0,
                         help="cpu: so many processes share the batch, DDP over Gloo; 0: no group")
@@ -246,8 +262,8 @@ def parse_options(arguments, parser_type=argparse.ArgumentParser):
     parser.add_argument("--serve", action="store_true",
                         help="read a JSON list of options per line, answer each with a line")
     options = parser.parse_args(arguments)
-    if options.device == "cpu" and (options.tf32 or options.graph):
-        parser.error("--tf32 and --graph need --device cuda")
+    if options.device == "cpu" and (options.tf32 or options.graph or options.precision != "float32"):
+        parser.error("--tf32, --graph and --precision bf16 need --device cuda")
     if options.ranks and (options.device != "cpu" or options.batch % options.ranks):
         parser.error("--ranks needs --device cpu and a batch that it divides")
     return options

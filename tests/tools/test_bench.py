@@ -378,7 +378,7 @@ class TestBench(unittest.TestCase):
                               capture_output=True, text=True, timeout=60)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual([json.loads(line)["error"] for line in done.stdout.splitlines()],
-                         ["ValueError: --tf32 and --graph need --device cuda",
+                         ["ValueError: --tf32, --graph and --precision bf16 need --device cuda",
                           "ValueError: argument --batch: invalid int value: 'x'"])
 
 

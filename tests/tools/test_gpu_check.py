@@ -49,7 +49,7 @@ sys.exit(fault == "case")
 # 2 ms a step eagerly and 1 ms as a graph, of which the update of the weights takes 0.5 ms.
 STAGE = """#!REAL_PYTHON -IS
 import json, os, sys
-if os.environ.get("FAULT") == "old" and "--tf32" in sys.argv: sys.exit("--tf32: begins with 8.0")
+if os.environ.get("FAULT") == "old" and {"--tf32", "bf16"} & set(sys.argv): sys.exit("it begins with 8.0")
 if "--help" in sys.argv: sys.exit(print("--graph") or 0)
 def option(name, default):
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
@@ -176,9 +176,9 @@ class TestOnAStandIn(unittest.TestCase):
                              re.MULTILINE)
         self.assertEqual([("build", "1 passed, 0 failed", str(240 * command.SLOWER)),
                           ("ops", "2 passed, 0 failed, 1 skipped", "90"),
-                          ("stages", "6 passed, 0 failed", "240"),
+                          ("stages", "9 passed, 0 failed", "240"),
                           ("sanitizer", "4 passed, 0 failed", "400"),
-                          ("bench", "13 passed, 0 failed", "470")], closing)
+                          ("bench", "15 passed, 0 failed", "470")], closing)
         self.assertIn("* skipped, 1: fewer than two GPUs: 1", text)
 
     def test_it_opens_with_a_plan_and_ends_with_verdicts_and_the_file_to_send(self):
@@ -318,7 +318,7 @@ esac
         self.assert_failed(self.check("--part", "stages", fault="floor"),
                            "accuracy 0.5000 after epoch 1, expected at least 0.7; "
                            "accuracy 0.5000 after epoch 2, expected at least 0.8")
-        self.assert_failed(self.check("--part", "stages", fault="crash"), "5 passed, 1 failed",
+        self.assert_failed(self.check("--part", "stages", fault="crash"), "8 passed, 1 failed",
                            "--tf32: exited with status 1: step 3, rank 0 (cuda:0): not finite")
 
     def test_sanitizer_faults_fail_and_where_it_cannot_run_is_skipped(self):
@@ -345,13 +345,14 @@ esac
         words = (self.root / "build-gpu/meson-was-called-with").read_text().split("\n")
         self.assertIn("-Dgpu_archs=75,86", words)
 
-    def test_on_a_gpu_without_tf32_nothing_asks_for_it(self):
+    def test_on_a_gpu_without_tf32_and_bf16_nothing_asks_for_them(self):
         self.write(self.bin / "nvidia-smi", NVIDIA_SMI.replace("9.0", "7.5"))
         done = self.check("--part", "stages", "--part", "bench", fault="old")
         self.assertEqual(0, done.returncode, done.stdout)
         self.assertIn("compute capability 7.5", done.stdout)
-        self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: not measured",
-                      done.stdout)
+        for rounded in ("TF32", "bf16"):
+            self.assertIn(f"target resnet18, batch 256, {rounded}: at least 1.1 times channels_last: not measured",
+                          done.stdout)
 
     def test_every_reason_that_the_cases_give_is_a_skip_except_that_there_is_no_gpu(self):
         sources = "".join(path.read_text() for path in sorted((ROOT / "tests/gpu").glob("*.[hc]*")))
@@ -371,6 +372,7 @@ esac
                       done.stdout)
         self.assertIn("target resnet18, batch 256, TF32: at least 1.1 times channels_last: "
                       "3.00 times by Lockstep --graph, reached", done.stdout)
+        self.assertIn("| resnet18, batch 256, bf16 | 128000 | 256000 | 128000 | 64000 |", done.stdout)
         self.assertIn("layout, seed, batch 256: with --nchw 1.00 times the samples per second", done.stdout)
         self.assertIn("| Lockstep: times PyTorch | Lockstep: times channels_last | "
                       "Lockstep --graph: times CUDA graph |", done.stdout)
@@ -396,14 +398,14 @@ esac
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         self.assertIn("| seed, batch 64 | 32000 | 64000 | - | - | - | - | - | - |", done.stdout)
         self.assertIn("no torch that sees a GPU in /no/such/python", done.stdout)
-        self.assertEqual(4, done.stdout.count(": not measured"))
+        self.assertEqual(5, done.stdout.count(": not measured"))
         self.assertIn("the device's own copy of 1 GiB: unknown, no libcudart.so with nvcc", done.stdout)
         self.assertIn("| sgd_update | 1 | 40 | 500 | 0.08 | - |", done.stdout)
 
     @unittest.skipUnless(FULL, "only with --full: the bench once more")
     def test_bench_with_a_rival_that_fails_has_failed(self):
         self.assert_failed(self.check("--part", "bench", fault="torch"),
-                           "seed, batch 64: PyTorch: RuntimeError: no memory", "4 passed, 9 failed")
+                           "seed, batch 64: PyTorch: RuntimeError: no memory", "4 passed, 11 failed")
 
 
 class TestWithoutGpu(unittest.TestCase):
@@ -475,7 +477,7 @@ class TestPieces(unittest.TestCase):
         self.assertEqual([f"{folder}/nvidia/cu13", f"{folder}/nvidia/nccl"], roots)
 
     def test_layouts_are_compared_where_both_were_measured(self):
-        small, large = measure.Setting("seed", 64), measure.Setting("resnet18", 256, True)
+        small, large = measure.Setting("seed", 64), measure.Setting("resnet18", 256, "TF32")
         self.assertNotIn("Lockstep --nchw", measure.contenders(None, small, None))
         self.assertIn("Lockstep --nchw", measure.contenders(None, large, None))
         section = results.Section("bench", 100)
@@ -508,7 +510,7 @@ class TestPieces(unittest.TestCase):
             self.assertIsNone(step)
             self.assertRegex(fault, r"^\w+: ")
             _, fault = torch.step_seconds(("--tf32",), 120)  # it still answers
-            self.assertEqual("ValueError: --tf32 and --graph need --device cuda", fault)
+            self.assertEqual("ValueError: --tf32, --graph and --precision bf16 need --device cuda", fault)
             torch.process.kill()
             torch.process.wait()
             _, fault = torch.step_seconds(("--steps", "1"), 5)

@@ -29,7 +29,7 @@ class Setup:
     tools: Tools
     options: tuple  # of Meson
     environment: dict  # of the programs that the build runs
-    tf32: bool = True  # whether the GPU has that arithmetic: the first with it was Ampere
+    tensor_cores: bool = True  # for TF32 and bf16: the first GPU with them was Ampere
     gpus: int = 1  # of this machine
 
 

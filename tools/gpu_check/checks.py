@@ -75,6 +75,7 @@ def ops(section, setup, _options):
 
 SEED_FLOORS = (0.70, 0.80)  # accuracy after one epoch and after two, at the default learning rate
 TEXT_FLOORS = (None, 0.70)  # of the seed texts' own run: it must learn
+AMPERE = ("--tf32", "--precision bf16")  # what products are rounded to on GPUs that came with it or later
 
 
 @dataclass(frozen=True)
@@ -84,28 +85,29 @@ class Training:
     stage: str
     options: tuple
     floors: tuple  # accuracy after each of the first epochs; None: any
-    variant: str = ""  # --graph, --tf32: only some stages have them
+    variant: str = ""  # --graph, --precision bf16: only some stages have all of them
     devices: str = "cuda:0"
 
     @property
     def command_line(self):
-        return (*self.options, *filter(None, (self.variant,)))
+        return (*self.options, *self.variant.split())
 
 
 def trainings(setup, full):
     """Every stage that is here, and ResNet-18 as the seed texts trained it: batch 256, lr 0.1.
     The first stage has every variant; a later one those that its help lists."""
     stages = all_stages()
+    variants = ("", "--graph", "--precision fp16", *(AMPERE if setup.tensor_cores else ()))
     text = ("--model", "resnet18", "--batch-size", "256", "--lr", "0.1", "--epochs",
             "10" if full else "2")
     runs = [Training(stage, ("--epochs", "2"), SEED_FLOORS, variant)
-            for stage in stages for variant in ("", "--graph", *(("--tf32",) if setup.tf32 else ()))]
+            for stage in stages for variant in variants]
     runs += [Training(stage, ("--epochs", "2"), SEED_FLOORS, devices=several_gpus(setup.gpus, stage))
              for stage in stages[1:] if setup.gpus > 1]
     runs += [Training(stage, text, TEXT_FLOORS, variant)
-             for stage in stages[:1] for variant in ("", "--graph")]
+             for stage in stages[:1] for variant in ("", "--graph", *variants[-1:])]
     return [run for run in runs
-            if run.stage == stages[0] or not run.variant or knows(setup, run.stage, run.variant)]
+            if run.stage == stages[0] or not run.variant or knows(setup, run.stage, run.variant.split()[0])]
 
 
 def several_gpus(count, stage):

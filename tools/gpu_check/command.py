@@ -65,7 +65,7 @@ def setup_for(options, gpu):
         environment["LOCKSTEP_DATA"] = str(folder / "data")
     tools = find_tools(prefix)
     meson_options = (*build.options_for(gpu, options.python, prefix), *options.meson)
-    return build.Setup(tools, meson_options, environment, not gpu or gpu.has_tf32,
+    return build.Setup(tools, meson_options, environment, not gpu or gpu.has_tensor_cores,
                       gpu.count if gpu else 0), manifest
 
 

@@ -35,7 +35,8 @@ class Gpu:
         return ",".join(each.replace(".", "") for each in self.capabilities or (self.capability,))
 
     @property
-    def has_tf32(self):
+    def has_tensor_cores(self):
+        """For TF32 and bf16."""
         return float(self.capability) >= 8
 
     @property

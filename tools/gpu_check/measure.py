@@ -24,6 +24,8 @@ STEPS = {("seed", 64): 800, ("seed", 256): 230, ("seed", 1024): 59,
 
 # Contender -> options of the stage's program, or of bench_torch.py.
 OURS = {"Lockstep": (), "Lockstep --graph": ("--graph",), "Lockstep --nchw": ("--nchw",)}
+# What products round their inputs to -> the option for it, of the stage's program and of bench_torch.py.
+ROUNDED = {"": (), "TF32": ("--tf32",), "bf16": ("--precision", "bf16")}
 LAYOUT_BATCH = 256  # the layouts are compared in the settings of this batch size
 RIVALS = {"PyTorch": (), "channels_last": ("--channels-last",), "CUDA graph": ("--graph",)}
 # Rival -> the contender of ours that steps as it does: a graph's time is compared with a graph's.
@@ -34,11 +36,11 @@ ALIKE = {"PyTorch": "Lockstep", "channels_last": "Lockstep", "CUDA graph": "Lock
 class Setting:
     model: str
     batch: int
-    tf32: bool = False
+    rounded: str = ""  # of ROUNDED
 
     @property
     def name(self):
-        return f"{self.model}, batch {self.batch}" + (", TF32" if self.tf32 else "")
+        return ", ".join(filter(None, (self.model, f"batch {self.batch}", self.rounded)))
 
     @property
     def steps(self):
@@ -46,15 +48,16 @@ class Setting:
 
 
 # In the order of the targets, so that a slow machine runs out of time on the others.
-SETTINGS = (Setting("seed", 64), Setting("resnet18", 256), Setting("resnet18", 256, True),
-            Setting("seed", 256), Setting("seed", 1024), Setting("resnet18", 64),
-            Setting("resnet18", 64, True), Setting("resnet18", 1024),
-            Setting("resnet18", 1024, True))
+SETTINGS = (Setting("seed", 64), Setting("resnet18", 256), Setting("resnet18", 256, "TF32"),
+            Setting("resnet18", 256, "bf16"), Setting("seed", 256), Setting("seed", 1024),
+            Setting("resnet18", 64), Setting("resnet18", 64, "TF32"), Setting("resnet18", 1024),
+            Setting("resnet18", 1024, "TF32"), Setting("resnet18", 1024, "bf16"))
 
 # Setting, rival, how many times its samples per second.
 TARGETS = ((Setting("seed", 64), "PyTorch", 3.0), (Setting("seed", 64), "CUDA graph", 1.1),
            (Setting("resnet18", 256), "channels_last", 1.1),
-           (Setting("resnet18", 256, True), "channels_last", 1.1))
+           (Setting("resnet18", 256, "TF32"), "channels_last", 1.1),
+           (Setting("resnet18", 256, "bf16"), "channels_last", 1.1))
 
 
 # --- PyTorch beside it -----------------------------------------------------------------------
@@ -110,7 +113,7 @@ def stage_options(setting, *more):
     samples = (setting.steps + 1) * setting.batch
     return ("--data", f"synthetic:{samples}:64", "--model", setting.model, "--batch-size",
             setting.batch, "--max-steps", setting.steps, "--lr", 0.01, "--workers", 4,
-            *(("--tf32",) if setting.tf32 else ()), *more)
+            *ROUNDED[setting.rounded], *more)
 
 
 def our_step(setup, setting, more, limit):
@@ -127,7 +130,7 @@ def rival_step(rival, setting, more, limit):
     layout = ("--channels-last",) if "--graph" in more and setting.model == "resnet18" else ()
     return rival.step_seconds(("--device", "cuda", "--model", setting.model, "--batch",
                                setting.batch, "--steps", setting.steps, *more, *layout,
-                               *(("--tf32",) if setting.tf32 else ())), limit)
+                               *ROUNDED[setting.rounded]), limit)
 
 
 def contenders(setup, setting, rival):
@@ -175,7 +178,7 @@ def measure_settings(section, setup, rival):
                 + " | ".join(f"{ALIKE[name]}: times {name}" for name in RIVALS) + " |")
     section.say("|---" * (1 + len(OURS) + 2 * len(RIVALS)) + "|")
     results, faults = {}, {}
-    for setting in [each for each in SETTINGS if setup.tf32 or not each.tf32]:
+    for setting in [each for each in SETTINGS if setup.tensor_cores or not each.rounded]:
         runs = contenders(setup, setting, rival)
         seconds, faults[setting] = alternate(section, runs, ROUNDS[setting.model])
         if len(seconds) == len(runs):
@@ -346,7 +349,8 @@ def bench(section, setup, options):
     version = torch_version(options.python)
     section.say(f"Medians of {ROUNDS['seed']} (seed) and {ROUNDS['resnet18']} (resnet18) "
                 f"alternating rounds; PyTorch {version or 'absent'}, cudnn.benchmark off (its "
-                "default), TF32 off unless named; the CUDA graph of resnet18 is channels_last; "
+                "default), TF32 off unless named, bf16 by autocast; the CUDA graph of resnet18 is "
+                "channels_last; "
                 "`times`: a graph over a graph, eager steps over eager steps; a target's line "
                 "names which of ours it took.\n")
     with rival_of(options.python) if version else contextlib.nullcontext() as rival:
