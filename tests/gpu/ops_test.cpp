@@ -44,7 +44,7 @@ TEST_CASE("add, scale, relu, relu_backward: one operation per element, NaN stays
   const Both both;
   std::vector<int64_t> sizes = kSizes;
   // More than twice the packs that all threads of a GPU hold; on the model 70001 are.
-  if (!testing::is_model(*both.gpu_device)) sizes.push_back(5'000'003);
+  if (!testing::is_model(*both.gpu_device)) sizes.push_back(2'500'003);
   for (const int64_t n : sizes) {
     for (const int64_t shift : {0, 1}) {  // views may begin anywhere
       INFO(n << " elements, shift " << shift);

@@ -24,29 +24,39 @@ double apart(const Values& found, const Values& expected) {
                               std::vector<double>(expected.begin(), expected.end()));
 }
 
-TEST_CASE("conv2d, matmul and all others on numbers of 16 bits: as on Real numbers, rounded once",
-          "[cuda][ops][sixteen]") {
+TEST_CASE("conv2d, matmul on numbers of 16 bits: as on Real numbers, rounded once",
+          "[cuda][ops][sixteen][convolution][tensor-cores]") {
   LOCKSTEP_NEEDS_GPU();
   for (const bool channels_first : {false, true}) {
     const TestDevice gpu(open_device(testing::kGpu, {.nchw = channels_first}));
     for (const Operation& operation : kOperations) {
-      if (channels_first && !operation.by_library) continue;
+      if (!operation.by_library) continue;
       for (const Shapes& shapes : {kUneven, kEven}) {
         INFO("channels first " << channels_first << ", rows of " << shapes.rows[1]);
         each_result(gpu, operation, shapes, [&](const Values& found, const Values& expected) {
-          if (operation.by_library) {
-            CHECK(apart(found, expected) <= kLastPlace);
-          } else {
-            CHECK(found == expected);
-          }
+          CHECK(apart(found, expected) <= kLastPlace);
         });
       }
     }
   }
 }
 
-TEST_CASE("conv2d_backward_parameters, matmul: a gradient of 16 bits is rounded, then added",
+TEST_CASE("All operations of our own on numbers of 16 bits: as on Real numbers, rounded once",
           "[cuda][ops][sixteen]") {
+  LOCKSTEP_NEEDS_GPU();
+  const TestDevice gpu(open_device(testing::kGpu, {}));
+  const auto same = [](const Values& found, const Values& expected) { CHECK(found == expected); };
+  for (const Operation& operation : kOperations) {
+    if (operation.by_library) continue;
+    for (const Shapes& shapes : {kUneven, kEven}) {
+      INFO("rows of " << shapes.rows[1]);
+      each_result(gpu, operation, shapes, same);
+    }
+  }
+}
+
+TEST_CASE("conv2d_backward_parameters, matmul: a gradient of 16 bits is rounded, then added",
+          "[cuda][ops][sixteen][convolution][tensor-cores]") {
   LOCKSTEP_NEEDS_GPU();
   for (const bool channels_first : {false, true}) {
     const TestDevice gpu(open_device(testing::kGpu, {.nchw = channels_first}));

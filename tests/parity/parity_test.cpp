@@ -358,6 +358,11 @@ TEST_CASE("In 16 bits the seed network follows PyTorch's autocast for 100 steps"
   check_autocast("traj_netA", kSeed, "fp16");
 }
 
+TEST_CASE("In 16 bits ResNet-18 follows PyTorch's autocast for 100 steps", "[parity][sixteen]") {
+  check_autocast("traj_resnet18w8", kResNet, "bf16");
+  if (full_campaign()) check_autocast("traj_resnet18w8", kResNet, "fp16");
+}
+
 TEST_CASE("The seed network in float32 starts like PyTorch", "[parity]") {
   check_seed_float32("traj_netA");
   if (full_campaign()) check_seed_float32("traj_netA_lr01");

@@ -193,6 +193,10 @@ def stages(section, setup, options):
 # --- compute-sanitizer -----------------------------------------------------------------------
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Cases that a tool leaves out. What cuDNN's kernels wrote looks unwritten to the kernels that initcheck
+# watches. racecheck of CUDA 13.0 ended with an error of its own where cuDNN multiplied numbers of 16 bits on an
+# H200: "failed to handle a hardware exception".
+LEFT_OUT = {"initcheck": "~[convolution]", "racecheck": "~[tensor-cores]"}
 REFUSES = "sanitizer refuses the device"
 ERROR_STATUS = 9
 
@@ -217,9 +221,7 @@ def sanitize(section, setup, sanitizer, tool, limit):
     ours = () if tool == "memcheck" else ("--kernel-name", "kernel_substring=lockstep")
     wrapper = (sanitizer, "--tool", tool, "--error-exitcode", str(ERROR_STATUS), "--report-api-errors", "no",
                *ours)
-    # What cuDNN's kernels wrote looks unwritten to the kernels that initcheck watches.
-    tags = "[ops]~[convolution]" if tool == "initcheck" else "[ops]"
-    cases, output = run_cases(setup, tags, limit, wrapper)
+    cases, output = run_cases(setup, "[ops]" + LEFT_OUT.get(tool, ""), limit, wrapper)
     if re.search(r"[Dd]evice not supported", output):
         section.check(tool, f"{REFUSES}: Device not supported", "skipped")
         return

@@ -304,13 +304,13 @@ __global__ void __launch_bounds__(kBlock) report_if_any_kernel(Split<Body> at, B
 
 // --- Sums over the rows of [rows, channels] -----------------------------------------------------
 
-// The threads of a block stand in lines of up to kTile packs of channels, so that neighbouring
-// threads read neighbouring addresses; a line takes every (lines * gridDim.y)-th row. Who adds what
-// depends on the shape alone: the sums are the same in every run, and on every GPU.
+// The threads of a block stand in lines of up to kTile channels, so that neighbouring threads read
+// neighbouring addresses; a line takes every (lines * gridDim.y)-th row. Who adds what depends on
+// the shape alone: the sums are the same in every run, and on every GPU.
 
-constexpr int64_t kTile = 32;
+constexpr int64_t kTile = 32;         // if wider, a tile's last block has more to add up
 constexpr int kSumBlocks = 3;         // per multiprocessor, side by side: 80 registers a thread
-constexpr int64_t kMostBlocks = 512;  // that fills 128 multiprocessors
+constexpr int64_t kMostBlocks = 384;  // that fills 128 multiprocessors
 static_assert(kMostBlocks <= CudaStream::kBlockCounters);
 
 constexpr int kMostOfRow = 4;  // numbers of a row that a thread adds up: more need more registers
@@ -324,7 +324,7 @@ template <int kSize>
 struct ColumnGrid {
   ColumnGrid(int64_t rows, int64_t channels) {
     const int64_t packs = channels / kSize;
-    const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(packs, 1, kTile)));
+    const int64_t tile = std::bit_ceil(uint64_t(std::clamp<int64_t>(packs, 1, kTile / kSize)));
     const int64_t tiles = (packs + tile - 1) / tile, lines = kBlock / tile;
     // Rows for all that a block can have in flight, but no more blocks than are at work at once:
     // the last one adds up what all found.
