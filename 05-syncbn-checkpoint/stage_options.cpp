@@ -174,8 +174,10 @@ void require_saved_settings(const json& saved, const json& found, const std::str
             "was saved with, or begin anew from its weights with --load",
             what, name, before.dump(), now.dump());
   };
-  // First, since another optimizer also has other options.
-  if (all.contains("optimizer")) require_same("optimizer");
+  // First, since another optimizer or precision also has other options.
+  for (const std::string name : {"optimizer", "precision"}) {
+    if (all.contains(name)) require_same(name);
+  }
   for (const auto& [name, value] : all.items()) require_same(name);
 }
 

@@ -155,6 +155,14 @@ Instructions passes_of(const PipelinePlan& plan, int stages, int stage) {
   return list;
 }
 
+/// Scores have 16 bits where the network does not end with log-softmax.
+Tensor in_float32(const AnyTensor& scores, Context& context) {
+  if (scores.type() == kTypeOf<Real>) return Tensor(scores);
+  const Tensor wide = context.empty(scores.shape());
+  context.kernels().from_sixteen_bits(context.stream(), scores, wide);
+  return wide;
+}
+
 }  // namespace
 
 RankPipeline::RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stream passes,
@@ -241,7 +249,7 @@ AnyTensor RankPipeline::evaluate(const AnyTensor& x, Context& context) {
       is_first() ? x : activations_.receive(samples, stage_ - 1, context), context);
   if (!is_last()) activations_.send(y, stage_ + 1, context);
   activations_.await_sent(context);
-  const Tensor scores = is_last() ? Tensor(y) : context.empty({samples, classes_});
+  const Tensor scores = is_last() ? in_float32(y, context) : context.empty({samples, classes_});
   Communicator& comm = calls_.comm();
   calls_.run("scores", Purpose::other, context,
              [&](Stream stream) { comm.broadcast(stream, scores, comm.world_size() - 1); });

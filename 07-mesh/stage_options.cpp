@@ -42,12 +42,13 @@ void check_axes(const MeshShape& mesh, const std::set<std::string>& given) {
   }
 }
 
-/// Messages could be rounded along the shard axis only; those along all other axes are float32.
+/// Parameters and gradients could be rounded along the shard axis only.
 void check_message_types(const MessageTypes& types) {
   for (const auto& [type, option] : {std::pair(types.parameters, "--param-dtype"),
                                      std::pair(types.gradients, "--reduce-dtype")}) {
     require(type == Compression::none,
-            "{} bf16: a mesh's messages are float32; leave it out, or take 06-fully-sharded",
+            "{} bf16: on a mesh parameters and gradients travel in float32; leave it out, or take "
+            "06-fully-sharded",
             option);
   }
 }

@@ -124,6 +124,21 @@ TEST_CASE("In 16 bits the ranks of a mesh skip the same steps, and lead to stage
     }
   }
 }
+
+TEST_CASE("In 16 bits a pipeline's ranks evaluate a network that ends with plain scores",
+          "[equivalence][mesh][sixteen]") {
+  for (const std::string type : {"bf16", "fp16"}) {
+    INFO(type);
+    const Options options =
+        kSteps + Options{"--model", "mlp",         "--width", "4",           "--accumulate",
+                         "2",       "--max-steps", "3",       "--precision", type};
+    const Outcome one = train(options, "06-fully-sharded"),
+                  found = train_on_mesh({"pipeline=2", 2}, options);
+    CHECK(relative_l2(found.state, one.state) == 0);
+    CHECK(found.metrics.at("test_loss") == one.metrics.at("test_loss"));
+    CHECK(found.metrics.at("accuracy") == one.metrics.at("accuracy"));
+  }
+}
 #endif
 
 TEST_CASE("On a mesh clipping, micro-batches and dropout are those of one whole batch",

@@ -81,7 +81,8 @@ TEST_CASE("An option of an axis that the mesh has not is refused, not ignored", 
   }
   const ProcessResult rounded = run({"--mesh", "shard=2", "--reduce-dtype", "bf16"});
   CHECK(rounded.status == 1);
-  CHECK_THAT(rounded.err, StartsWith("error: --reduce-dtype bf16: a mesh's messages are float32"));
+  CHECK_THAT(rounded.err,
+             StartsWith("error: --reduce-dtype bf16: on a mesh parameters and gradients"));
   // Two hosts with a rank each: the default mesh, which is data=2, is known when they have met.
   const ProcessResult late =
       run_process(Words{stage_binary("07-mesh"), "--data", "synthetic:120:10", "--devices", "sim:1",
