@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <new>
@@ -157,6 +158,37 @@ TEST_CASE("A sum of 16 bits is rounded once in shared memory, and by each rank o
       CHECK(wrong == 0);
       CHECK((apart > 0) == (world_size > 2));
     }
+  }
+}
+
+/// Recorded with PyTorch 2.15 on a CPU. i = torch.arange(1001) + W * 1001,
+/// k = (1 + 7 * r + i % 1013).bfloat16(), x = torch.stack([(1 / k.float()).bfloat16() for r in
+/// range(W)]): bits of x.sum(0) and x.mean(0) at 0, 100, 500 and 1000, and the sum of all bits.
+TEST_CASE("A sum of bf16 in shared memory has the bits of PyTorch's sum", "[comm][shm][sixteen]") {
+  struct Recorded {
+    int world_size;
+    Reduction reduction;
+    std::array<uint16_t, 4> some;
+    int64_t all;
+  };
+  constexpr int64_t n = 1001;
+  for (const Recorded& recorded :
+       std::vector<Recorded>{{2, Reduction::sum, {0x3b04, 0x3ccc, 0x3b88, 0x3b06}, 15296607},
+                             {2, Reduction::average, {0x3a84, 0x3c4c, 0x3b08, 0x3a86}, 15168479},
+                             {3, Reduction::sum, {0x3b48, 0x3d2c, 0x3bd0, 0x3b4a}, 15368784},
+                             {3, Reduction::average, {0x3a85, 0x3c65, 0x3b0b, 0x3a87}, 15165518},
+                             {5, Reduction::sum, {0x3ba9, 0x3dc1, 0x3c34, 0x3bac}, 15457343},
+                             {5, Reduction::average, {0x3a87, 0x3c9a, 0x3b10, 0x3a89}, 15160349}}) {
+    INFO(recorded.world_size << " ranks");
+    const Transports ranks = shm_transports(recorded.world_size);
+    const auto memory = results<Bf16>(ranks, Call::Op::all_reduce, n, recorded.reduction);
+    const Bf16* const sums = memory.back().data() + recorded.world_size * n;  // see results()
+    const std::array<uint16_t, 4> some{sums[0].bits, sums[100].bits, sums[500].bits,
+                                       sums[1000].bits};
+    CHECK(some == recorded.some);
+    int64_t all = 0;
+    for (int64_t i = 0; i < n; ++i) all += sums[i].bits;
+    CHECK(all == recorded.all);
   }
 }
 
