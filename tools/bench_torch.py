@@ -5,9 +5,9 @@ The networks are those of common/nn/models.cpp. On the CPU, data is a normalised
 from which each step picks a shuffled batch, as a careful PyTorch user would do it. On a GPU
 (--device cuda) normalised batches are ready in pinned memory, and each step copies one of them
 asynchronously. --graph captures the whole step once (torch.cuda.graph, static inputs) and replays
-it. --precision bf16 runs it in torch.autocast. With --ranks several processes share the batch (DistributedDataParallel over Gloo), with --fsdp
-the parameters, too (fully_shard, AdamW). With --serve
-the options of many measurements come as JSON lines and one process answers them.
+it. --precision bf16 runs layers in torch.autocast. With --ranks several processes share the batch
+(DistributedDataParallel over Gloo), with --fsdp the parameters, too (fully_shard, AdamW). With
+--serve the options of many measurements come as JSON lines and one process answers them.
 """
 
 import argparse
