@@ -1,12 +1,14 @@
-// Which elements packs.cuh moves in packs: each element once, and as many in packs as can be. An
-// operation is right without packs, too, so only this program sees that they are there. Compiled by
-// the nvcc of tests/cuda_model (tests/tools/test_gpu_packs.py).
+// Which elements packs.cuh moves in packs: each element once, and as many in packs as can be; and
+// how much of a sum over rows one block is left with. An operation is right in any case, so only
+// this program sees these. The nvcc of tests/cuda_model compiles it
+// (tests/tools/test_gpu_packs.py).
 
 #include <cstdio>
 #include <vector>
 
+#include "common/kernels/cuda/launch.cuh"
+// After it, for both processors.
 #include "common/kernels/bodies/elementwise.inl"
-#include "common/kernels/cuda/packs.cuh"
 
 using namespace lockstep;
 
@@ -66,6 +68,17 @@ void check_rows(int64_t features, int64_t rows, int64_t bias, const bodies::AddB
   expect(found == expected, found ? "in packs" : "not in packs", "AddBias", features, where);
 }
 
+/// A sum over rows ends with one block's work, while the other blocks have ended: what that block
+/// reads of their sums is at most 200 KiB, whatever the shape.
+template <int kSize>
+void check_last_block(int64_t rows, int64_t channels) {
+  const cuda::ColumnGrid<kSize> at(rows, channels);
+  const int64_t width = kSize * int64_t(at.block.x);
+  const int64_t bytes = at.grid.y * width * int64_t(sizeof(cuda::ColumnSums));
+  expect(at.grid.x * width >= channels, "channels are left out", "sum", channels, "columns");
+  expect(bytes <= 200 * 1024, "its last block reads too much", "sum", channels, "columns");
+}
+
 }  // namespace
 
 int main() {
@@ -84,6 +97,12 @@ int main() {
       for (int64_t bias = 0; bias < 5; ++bias) {
         check_rows(features, rows, bias, {more + bias, false, wide + rows});
       }
+    }
+  }
+  for (int64_t rows : {1, 4096, 12544, 50176, 200704, 10000000}) {
+    for (int64_t channels : {4, 20, 64, 128, 256, 512, 4096}) {
+      check_last_block<4>(rows, channels);
+      check_last_block<1>(rows, channels + 1);
     }
   }
   std::printf("%d wrong\n", failures);

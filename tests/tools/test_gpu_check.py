@@ -328,6 +328,9 @@ esac
         self.assertEqual(0, done.returncode)
         self.assertIn("memcheck: sanitizer refuses the device: Device not supported", done.stdout)
         self.assertIn("sanitizer: 0 passed, 0 failed, 4 skipped", done.stdout)
+        done = self.check("--part", "sanitizer")
+        self.assertRegex(done.stdout, r"memcheck: \d+ cases, 0 with faults\n")
+        self.assertRegex(done.stdout, r"racecheck: \d+ cases, 0 with faults; cases left out: \[tensor-cores\]\n")
 
     def test_on_several_gpus_every_stage_but_the_first_trains_on_them_together(self):
         self.write(self.bin / "nvidia-smi", "#!/bin/sh\nfor gpu in 1 2 3; do echo 'NVIDIA Test GPU, "

@@ -1,4 +1,4 @@
-"""Which elements a GPU's kernels move 16 bytes at once (common/kernels/cuda/packs.cuh).
+"""Which elements a GPU's kernels move 16 bytes at once (common/kernels/cuda/packs.cuh), and the blocks of their sums.
 
 The functions that decide it run on the CPU here: the nvcc of tests/cuda_model compiles them.
 """
