@@ -138,9 +138,12 @@ struct Replicas {
     late_one_goes_on();
     return scores;
   }
-  /// A pass over as many samples as there are gradients of scores.
+  /// A pass over as many samples as there are gradients of scores. `late_device` is late in
+  /// backward. In forward device 0 is late, which costs no waiting.
   void pass(const Values& dy) {
+    const size_t late = std::exchange(late_device, 0);
     forward(dy);
+    late_device = late;
     parallel.backward(put(dy), context);
     late_one_goes_on();
   }

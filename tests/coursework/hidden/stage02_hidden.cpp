@@ -36,8 +36,9 @@ TEST_CASE("Gradients of other batches", "[hidden02.3]") {
   for (int time = 0; time < 3; ++time) {
     const int count = hidden.whole(2, 4);
     Replicas replicas(count);
-    replicas.late_device = hidden.whole<size_t>(1, size_t(count) - 1);
-    for (int pass = 0; pass < 2; ++pass) {
+    const size_t late = hidden.whole<size_t>(1, size_t(count) - 1);
+    for (const size_t late_device : {size_t{0}, late}) {
+      replicas.late_device = late_device;
       const int64_t samples = hidden.whole(count, 3 * count);
       replicas.pass(hidden.reals(samples));
       hidden.tell(fmt::format("the sum after {} samples on {} devices", samples, count),
