@@ -248,6 +248,8 @@ double spreads_away(const Losses& losses, const std::vector<Losses>& runs, doubl
 /// 100 losses beside eight runs of PyTorch's autocast, whose first weights differ by 1e-7: no
 /// farther from their mean than two spreads. Each of the eight is up to 1.3 spreads from the mean
 /// of its seven others: a run of PyTorch's does not stay between their least and largest, either.
+/// LOCKSTEP_FULL=1 LOCKSTEP_BUILD_DIR=build-test build-test/tests/training-test -s "[sixteen]"
+/// prints both figures.
 [[maybe_unused]] void check_autocast(const std::string& stem, const Options& model,
                                      const std::string& precision, double spread = 1e-4) {
   const json recording = recorded(stem + "_" + precision);
