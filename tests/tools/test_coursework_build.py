@@ -1,5 +1,6 @@
 """Coursework: what the grader builds with, and the solutions that are cut out of objects."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 from coursework import CourseworkError, sandbox, solutions, tasks  # noqa: E402
 from coursework import workshop as workshop_module  # noqa: E402
-from coursework.workshop import Workshop  # noqa: E402
+from coursework.workshop import HEADERS, Workshop  # noqa: E402
 from coursework_support import Folder, ROW  # noqa: E402
 from processes import start  # noqa: E402
 
@@ -75,6 +76,24 @@ class TestWorkshop(Folder):
         self.assertRegex(told[0], r"^compiling tasks 01\.1, 01\.2: 2 steps, about \d+ s(, longer .*)?$")
         self.assertEqual(0, shop.compile("plain", ["a.o", "b.o"], "tasks", told.append)[0])
         self.assertEqual(1, len(told), told)  # nothing to do, nothing to say
+
+    def test_headers_are_compiled_once_with_the_options_of_the_sources(self):
+        words = f"g++ -std=c++20 -O0 -include {HEADERS} -MD -MQ a.o -MF a.o.d -o a.o -c ../source/a.cpp"
+        self.write("asan/compile_commands.json", json.dumps([{"command": words}]))
+        self.write("source/a.cpp", "std::vector<int> a;\n")
+        build, shop = self.root / "asan", Workshop(self.root)
+        shop.precompile(build)
+        self.assertFalse((build / f"{HEADERS}.gch").exists())  # this build's compiler is not to have any
+        self.write(f"asan/{HEADERS}", "#include <vector>\n")
+        shop.precompile(build)
+        subprocess.run(words.split(), cwd=build, check=True)
+        self.assertNotIn("/vector", (build / "a.o.d").read_text())  # was not read again
+        made = (build / f"{HEADERS}.gch").stat().st_mtime_ns
+        shop.precompile(build)
+        self.assertEqual(made, (build / f"{HEADERS}.gch").stat().st_mtime_ns)
+        self.write(f"asan/{HEADERS}", "#include <string>\n#include <vector>\n")
+        shop.precompile(build)
+        self.assertNotEqual(made, (build / f"{HEADERS}.gch").stat().st_mtime_ns)
 
     def test_in_a_sandbox_a_build_writes_to_its_folder_and_sees_solutions_only_where_no_student_is_compiled(self):
         room = sandbox.find_sandbox()
