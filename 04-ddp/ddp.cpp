@@ -64,8 +64,8 @@ void DistributedDataParallel::gradient_is_ready(size_t place, const Parameter& p
 ///
 /// The buckets are reduced in their order, even if a later one is complete first: so all ranks make
 /// the same calls. If a gradient is ready, its kernels are enqueued on `passes_`, the stream of the
-/// passes, but they may not have run yet. By an event, the stream `communication_` waits until they
-/// have. Neither the host nor `passes_` waits: backward goes on with the layers in front.
+/// passes, but they may not have run yet. An event makes the stream `communication_` wait until
+/// they have run. Neither the host nor `passes_` waits: backward goes on with the layers in front.
 void DistributedDataParallel::reduce_complete_buckets() {
   // [task 04.3] gradient hook
   for (; next_ < buckets_.size(); ++next_) {
