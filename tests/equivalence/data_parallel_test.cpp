@@ -166,12 +166,15 @@ TEST_CASE("The trace shows the forward of each device", "[equivalence][dataparal
   const TempDir folder;
   measure({"--data", "synthetic:2048:1", "--batch-size", "256", "--trace", folder / "trace"},
           "02-dataparallel", cpus(2));
+  const nlohmann::json trace = read_json(folder / "trace");
   std::map<std::string, int> convolutions;  // by device
-  for (const nlohmann::json& event : read_json(folder / "trace").at("traceEvents")) {
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
     if (event.value("name", "") == "conv2d") ++convolutions[event.at("pid").dump()];
   }
   REQUIRE(convolutions.size() == 2);
-  CHECK(convolutions.begin()->second == convolutions.rbegin()->second);
+  for (const auto& [device, done] : convolutions) {
+    CHECK(done >= 8 * 2);  // 8 steps, two layers; device 0 also evaluates
+  }
 }
 
 }  // namespace
