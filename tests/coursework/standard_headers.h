@@ -1,5 +1,5 @@
-// The headers of libraries that most sources include. A build for grading compiles them once, and all
-// its sources begin with them.
+// The headers of libraries that most sources include. A build for grading compiles them once, and
+// all its sources begin with them.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@ import exercise  # noqa: E402
 from coursework import solutions, tasks, teacher, tree  # noqa: E402
 from coursework.verdict import FAILED, OPEN, PASSED, Way, run_program  # noqa: E402
 from coursework.witness import disagreement, first_difference  # noqa: E402
-from coursework.workshop import Workshop  # noqa: E402
+from coursework.workshop import HEADERS, Workshop, compiler  # noqa: E402
 from coursework_support import only_stage  # noqa: E402
 from processes import gone, start  # noqa: E402
 
@@ -143,6 +143,16 @@ class TestWholeLoop(unittest.TestCase):
             line = (self.student / task.file).read_text().split("\n")[verdict["line"] - 1]
             self.assertIn(f'open_task("task {task.id} ({task.name}) is yours: '
                           f'{task.file}:{verdict["line"]}");', line)
+
+    def test_what_is_graded_begins_with_headers_that_were_compiled_before(self):
+        """Objects name what they read: not the headers' own headers, if the compiler is g++."""
+        self.grade({"01.1": self.solution(self.tasks["01.1"])}, "01.1")
+        build = self.workshop.build("asan")
+        [kernels] = self.workshop.compiled_from("asan", {self.tasks["01.1"].compiled})
+        read = subprocess.run(("ninja", "-C", build, "-t", "deps", kernels), capture_output=True, text=True).stdout
+        self.assertIn("sgd.inl", read)
+        self.assertEqual((build / HEADERS).is_file(), "bits/stl_vector.h" not in read)
+        self.assertEqual("clang" not in compiler()["compiler"], (build / HEADERS).is_file())
 
     def test_the_other_tasks_of_a_program_are_solutions(self):
         self.grade({}, *self.graded)  # compiles nothing, for all are open
