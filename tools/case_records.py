@@ -3,7 +3,7 @@
 tests/support/listener.cpp writes them for Catch2, tools/run_python_tests.py for Python:
     {"event": "start", "case": NAME}
     {"event": "end", "case": NAME, "status": "passed|failed|skipped", "reason": TEXT, "seconds": S}
-The reason of a failure is its first failed assertion.
+The reason of a failure is its first failed assertion, with the end of what INFO() said of it.
 """
 
 import json

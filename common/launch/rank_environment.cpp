@@ -20,18 +20,32 @@ namespace {
 
 constexpr size_t kKeyBytes = 32;
 
-int free_port() {
-  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+/// A socket that is bound to a free port, and does not listen. Until it is closed, the system gives
+/// the port to nobody who lets it choose. Rank 0 may listen there: both sockets have SO_REUSEADDR.
+Descriptor hold_free_port() {
+  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};  // any address, port 0: the kernel chooses
   address.sin_family = AF_INET;
-  socklen_t size = sizeof address;
-  auto* const general = reinterpret_cast<sockaddr*>(&address);
-  if (socket.get() < 0 || ::bind(socket.get(), general, size) != 0 ||
-      ::getsockname(socket.get(), general, &size) != 0) {
+  const int on = 1;
+  if (!socket.is_open() ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     fail<EnvironmentError>("found no free port: {}; choose one with --master-port",
                            std::strerror(errno));
   }
+  return socket;
+}
+
+int port_of(const Descriptor& socket) {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.sin_port);
+}
+
+void choose_port(MeetingPlace& meet) {
+  meet.holder = std::make_shared<const Descriptor>(hold_free_port());
+  meet.port = port_of(*meet.holder);
 }
 
 /// A key that only this start's ranks get. Several nodes cannot agree on one before they have met:
@@ -50,7 +64,8 @@ std::string new_key(const LaunchOptions& options) {
 MeetingPlace first_meeting_place(const LaunchOptions& options) {
   MeetingPlace meet;
   meet.address = options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
-  meet.port = options.master_port != 0 ? options.master_port : free_port();
+  meet.port = options.master_port;
+  if (meet.port == 0) choose_port(meet);
   // Nodes cannot agree on a random name before they have met.
   std::random_device random;
   meet.run_id = options.nnodes > 1 ? fmt::format("{}:{}", meet.address, meet.port)
@@ -61,7 +76,7 @@ MeetingPlace first_meeting_place(const LaunchOptions& options) {
 
 MeetingPlace next_meeting_place(const LaunchOptions& options, const MeetingPlace& before) {
   MeetingPlace meet = before;
-  if (options.master_port == 0) meet.port = free_port();
+  if (options.master_port == 0) choose_port(meet);
   meet.key = new_key(options);
   ++meet.restart;
   return meet;

@@ -2,10 +2,12 @@
 // What the launcher tells a rank: torchrun's variables, so that programs run both here and under
 // torchrun.
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/launch/launch_options.h"
+#include "common/system/descriptor.h"
 
 namespace lockstep {
 
@@ -18,10 +20,11 @@ struct MeetingPlace {
   int restart = 0;            // how often the ranks were started before
   std::string launcher_pipe;  // where they can report to the launcher (system/rank.h)
   std::string flight_memory;  // where they leave their last calls (flight_recorder.h)
+  std::shared_ptr<const Descriptor> holder;  // of a port chosen here, until rank 0 listens there
 };
 
-/// That of the first start. The port is the one in the options or a free one. A free one
-/// stays free until rank 0 takes it, unless another program is faster. Throws EnvironmentError.
+/// That of the first start. The port is the one in the options or a free one. A free one stays free
+/// for rank 0, which listens there with SO_REUSEADDR, as servers do. Throws EnvironmentError.
 MeetingPlace first_meeting_place(const LaunchOptions& options);
 /// The same job, started once more: a port chosen here is chosen anew, because earlier ranks may
 /// have left connections on it. Throws EnvironmentError.

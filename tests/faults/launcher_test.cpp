@@ -60,6 +60,30 @@ TEST_CASE("Ranks of one node get torchrun's variables and a free port", "[faults
   }
 }
 
+TEST_CASE("The chosen port waits for rank 0", "[faults][launch]") {
+  const Jobs jobs;
+  const std::string script = R"(import os, socket
+def bind(reuse):
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+    server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    return server
+for start in ("before", "while"):
+    try:
+        bind(False)
+        raise SystemExit("the port is anybody's " + start + " rank 0 listens")
+    except OSError:
+        server = bind(True) if start == "before" else server
+        server.listen()
+)";
+  for (const Words& options : {Words{}, Words{"--standalone"}}) {
+    const ProcessResult run = jobs.run(options + Words{"--nproc-per-node=1"},
+                                       "exec python3 -c \"$SCRIPT\"", {"env", "SCRIPT=" + script});
+    INFO(run.err);
+    CHECK(run.status == 0);
+  }
+}
+
 TEST_CASE("Ranks of the second node count on from the first", "[faults][launch]") {
   const Jobs jobs;
   const ProcessResult run = jobs.run({"--nnodes", "3", "--node_rank", "1", "--nproc_per_node", "2",

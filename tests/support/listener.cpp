@@ -18,6 +18,13 @@ std::string& skip_reason() {
   return reason;
 }
 
+/// The end of what INFO() said: a program that failed says there why.
+std::string end_of(const std::string& message) {
+  constexpr size_t kLength = 240;
+  const bool whole = message.size() <= kLength;
+  return (whole ? "; " : "; ... ") + message.substr(whole ? 0 : message.size() - kLength);
+}
+
 class JsonLines : public ListenerBase {
  public:
   using ListenerBase::ListenerBase;
@@ -38,6 +45,8 @@ class JsonLines : public ListenerBase {
           "{}:{}: {} {}", std::filesystem::path(place.file).filename().string(), place.line,
           result.hasExpandedExpression() ? result.getExpandedExpression() : result.getExpression(),
           result.hasMessage() ? std::string(result.getMessage()) : "");
+      for (const Catch::MessageInfo& info : stats.infoMessages)
+        first_failure_ += end_of(info.message);
     }
     return AssertionAnswer(true);
   }
