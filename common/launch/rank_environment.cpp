@@ -1,16 +1,11 @@
 #include "common/launch/rank_environment.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <random>
 
 #include "common/core/error.h"
-#include "common/system/descriptor.h"
 #include "common/system/flight_recorder.h"
 #include "common/system/rank.h"
 #include "common/system/secrets.h"
@@ -20,32 +15,9 @@ namespace {
 
 constexpr size_t kKeyBytes = 32;
 
-/// A socket that is bound to a free port, and does not listen. Until it is closed, the system gives
-/// the port to nobody who lets it choose. Rank 0 may listen there: both sockets have SO_REUSEADDR.
-Descriptor hold_free_port() {
-  Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};  // any address, port 0: the kernel chooses
-  address.sin_family = AF_INET;
-  const int on = 1;
-  if (!socket.is_open() ||
-      ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    fail<EnvironmentError>("found no free port: {}; choose one with --master-port",
-                           std::strerror(errno));
-  }
-  return socket;
-}
-
-int port_of(const Descriptor& socket) {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
-
 void choose_port(MeetingPlace& meet) {
-  meet.holder = std::make_shared<const Descriptor>(hold_free_port());
-  meet.port = port_of(*meet.holder);
+  meet.held = std::make_shared<const HeldPort>();
+  meet.port = meet.held->number();
 }
 
 /// A key that only this start's ranks get. Several nodes cannot agree on one before they have met:

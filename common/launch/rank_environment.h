@@ -7,24 +7,24 @@
 #include <vector>
 
 #include "common/launch/launch_options.h"
-#include "common/system/descriptor.h"
+#include "common/system/held_port.h"
 
 namespace lockstep {
 
 /// What all ranks of one start have in common.
 struct MeetingPlace {
-  std::string address;        // MASTER_ADDR
-  int port = 0;               // MASTER_PORT
-  std::string run_id;         // the same for all nodes and restarts of a job
-  std::string key;            // of one start on one host, in hex digits; else none
-  int restart = 0;            // how often the ranks were started before
-  std::string launcher_pipe;  // where they can report to the launcher (system/rank.h)
-  std::string flight_memory;  // where they leave their last calls (flight_recorder.h)
-  std::shared_ptr<const Descriptor> holder;  // of a port chosen here, until rank 0 listens there
+  std::string address;                   // MASTER_ADDR
+  int port = 0;                          // MASTER_PORT
+  std::string run_id;                    // the same for all nodes and restarts of a job
+  std::string key;                       // of one start on one host, in hex digits; else none
+  int restart = 0;                       // how often the ranks were started before
+  std::string launcher_pipe;             // where they can report to the launcher (system/rank.h)
+  std::string flight_memory;             // where they leave their last calls (flight_recorder.h)
+  std::shared_ptr<const HeldPort> held;  // a port chosen here, until the ranks have ended
 };
 
-/// That of the first start. The port is the one in the options or a free one. A free one stays free
-/// for rank 0, which listens there with SO_REUSEADDR, as servers do. Throws EnvironmentError.
+/// That of the first start. The port is the one in the options or a free one, which is held for
+/// rank 0. Throws EnvironmentError.
 MeetingPlace first_meeting_place(const LaunchOptions& options);
 /// The same job, started once more: a port chosen here is chosen anew, because earlier ranks may
 /// have left connections on it. Throws EnvironmentError.
