@@ -147,7 +147,7 @@ class TestMachines(unittest.TestCase):
         listed = call("bash", "-c", f"{command} tools/packages.txt", cwd=ROOT).stdout.split()
         rows = [line.split("|") for line in (ROOT / "tools/packages.txt").read_text().splitlines() if line[0] != "#"]
         self.assertEqual([cells[1].strip() for cells in rows], listed)
-        self.assertEqual(["ARG BASE=docker.io/library/debian:trixie", "FROM ${BASE}"],
+        self.assertEqual(["ARG BASE=debian:trixie", "FROM ${BASE}"],
                          re.findall(r"^(?:ARG|FROM) .*", CONTAINERFILE, re.MULTILINE))
         self.assertNotRegex(CONTAINERFILE, r"https?:|curl|wget|pip|ADD ")
         self.assertIn(f"{command.split(' }')[0]} }}' /packages.txt", PAGE)  # Apptainer's
