@@ -400,6 +400,7 @@ def main(argv):
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     try:
+        options.folder.mkdir(parents=True, exist_ok=True)
         if options.measured:
             return measure(options.folder)
         for name in options.names or PICTURES:

@@ -65,11 +65,11 @@ class TestPictures(unittest.TestCase):
 
     def test_the_command_makes_what_is_there(self):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, ROOT / "tools/figures.py", "--build", BUILD, "--to", folder],
+            done = subprocess.run([sys.executable, ROOT / "tools/figures.py", "--build", BUILD, "--to", Path(folder, "new")],
                                   capture_output=True, text=True)
             self.assertEqual((0, ""), (done.returncode, done.stderr))
             for name in figures.PICTURES:
-                self.assertEqual((FOLDER / f"{name}.svg").read_text(), (Path(folder) / f"{name}.svg").read_text(), name)
+                self.assertEqual((FOLDER / f"{name}.svg").read_text(), Path(folder, "new", f"{name}.svg").read_text(), name)
 
     def test_a_name_that_is_none_is_refused(self):
         done = subprocess.run([sys.executable, ROOT / "tools/figures.py", "rings"], capture_output=True, text=True)
