@@ -121,8 +121,12 @@ def cost(figures, sample):
 
 
 def misfit(figures, samples):
-    """The sum of the squared relative errors, by the time that an operation takes."""
-    return sum(s.seconds * (cost(figures, s) / s.seconds - 1) ** 2 for s in samples)
+    """Half of Poisson's deviance. Where it is least, the samples' costs add up to their times; squared relative
+    errors would make costs too small, because a cost cannot be more than 100 % too small."""
+    pairs = [(cost(figures, s), s.seconds) for s in samples]
+    if min(costs for costs, _ in pairs) <= 0:
+        return math.inf
+    return math.fsum(costs - seconds + seconds * math.log(seconds / costs) for costs, seconds in pairs)
 
 
 def solved(rows, targets):
@@ -142,13 +146,13 @@ def solved(rows, targets):
     return [matrix[i][size] / matrix[i][i] for i in range(size)]
 
 
-def bounded_fit(samples, by_flops):
-    """The figures if it is known of each sample whether its FLOPs or its bytes take the time. None may be
-    negative: of all choices of columns the best such solution."""
+def bounded_fit(samples, by_flops, costs):
+    """The figures if it is known of each sample whether its FLOPs or its bytes take the time, and about what it
+    costs. None may be negative: of all choices of columns the best such solution."""
     rows, targets = [], []
     scales = [max(getattr(s, what) for s in samples) or 1 for what in ("flops", "bytes")]
-    for sample, multiplies in zip(samples, by_flops):
-        weight = math.sqrt(sample.seconds) / sample.seconds
+    for sample, multiplies, expected in zip(samples, by_flops, costs):
+        weight = 1 / math.sqrt(expected)
         rows.append([weight, weight * multiplies * sample.flops / scales[0],
                      weight * (not multiplies) * sample.bytes / scales[1]])
         targets.append(weight * sample.seconds)
@@ -173,13 +177,15 @@ def fit(samples):
     for ratio in (0, 0.1, 0.3, 1, 3, 10, math.inf):  # of a FLOP's time to a byte's, beside the extremes
         by_flops = [s.flops * most[1] * ratio >= s.bytes * most[0] if math.isfinite(ratio) else True
                     for s in samples]
+        costs = [s.seconds for s in samples]
         for _ in range(20):
-            figures = bounded_fit(samples, by_flops)
+            figures = bounded_fit(samples, by_flops, costs)
             if figures is None:
                 break
             best = min(best, figures, key=lambda each: misfit(each, samples))
             following = [s.flops / figures["flops"] >= s.bytes / figures["bytes"] for s in samples]
-            if following == by_flops:
+            before, costs = costs, [cost(figures, s) for s in samples]
+            if min(costs) <= 0 or following == by_flops and all(map(math.isclose, before, costs)):
                 break
             by_flops = following
     return best

@@ -43,6 +43,13 @@ class TestCosts(unittest.TestCase):
         for name, value in fit(samples).items():
             self.assertAlmostEqual(1, value / true[name], delta=0.05, msg=name)
 
+    def test_costs_of_operations_that_differ_add_up_to_their_times(self):
+        """Of the same work one sample takes half and another twice as long. Nothing may be too small on the whole."""
+        samples = [Sample("conv2d", "", 1e6 * size, 0, 1e-5 * size * factor)
+                   for size in (1, 2, 5, 10, 100) for factor in (0.5, 1, 2)]
+        figures = fit(samples)
+        self.assertAlmostEqual(1, sum(cost(figures, each) for each in samples) / sum(s.seconds for s in samples), 4)
+
     def test_operations_are_fitted_by_name_and_others_by_those_that_do_not_multiply(self):
         samples = [Sample("add", "", 0, moved, 1e-6 + moved / 1e9) for moved in (1e4, 1e5, 1e6)]
         samples += [Sample("matmul", "", flops, 1, 1e-6 + flops / 1e10) for flops in (1e4, 1e5, 1e6)]
