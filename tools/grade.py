@@ -6,6 +6,7 @@ all graded tasks passed, 1 if not, 2 if there was nothing to grade or no way to 
 (docs/coursework.md).
 """
 
+import argparse
 import json
 import re
 import secrets
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from command_line import Parser, complain, run_command
 from coursework import CourseworkError, SubmissionError, gradebook, solutions, tasks as table, tree
-from coursework.grader import Grader, Settings, no_such_task
+from coursework.grader import Grader, Settings
 from coursework.handed_out import handed_out_tree, is_teachers
 from coursework.report import facts_of, how_graded, lines_of, points
 from coursework.sandbox import find_sandbox
@@ -41,8 +42,14 @@ def add_options(parser, root):
                         help="take all that a submission has changed, not only the marked lines; the result says so")
     parser.add_argument("--take-flagged", action="store_true",
                         help="compile marked lines even if something in them is not allowed: look at them first")
-    parser.add_argument("--seed", type=int, metavar="N",
+    parser.add_argument("--seed", type=seed, metavar="N",
                         help="from which the hidden cases draw their values (default: another each time)")
+
+
+def seed(text):
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"'{text}', expected a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def parse_options(argv, root):
@@ -75,7 +82,7 @@ def sort_words(words, root):
         if not Path(word).exists() and "/" in word:
             raise CourseworkError(f"there is no folder or file {word}")
         if not Path(word).exists():
-            raise no_such_task(f"or submission {word}", table.load_tasks(root))
+            raise table.no_such_task(f"or submission {word}", table.load_tasks(root))
     if len(places) > 1:
         raise CourseworkError(f"two submissions: {places[0]} and {places[1]}, expected one")
     return Path(places[0]).resolve() if places else root, chosen
@@ -120,7 +127,7 @@ def prepare(options, root, settings, workshop):
     chosen = grader.select(words)
     submission = None
     if not options.prepare:
-        submission = read_submission(place, grader.places)
+        submission = read_submission(place, grader.places, grader.teachers)
         submission.notes += solutions.differences(own, own)
     if settings.hidden:
         grader.prepare(chosen, all_flavours=options.prepare)

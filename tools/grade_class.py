@@ -8,6 +8,7 @@ be, 2 if nothing could (docs/coursework.md).
 
 import hashlib
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -25,6 +26,7 @@ from plain_files import read_json, write_whole
 from progress import CORES, Progress
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_NAME = 200  # bytes: endings follow it in names of files
 EACH = 40.0  # seconds that a submission takes, before the first of this run (two cores of an AMD EPYC, 2026)
 
 
@@ -54,6 +56,9 @@ def find_students(folder):
         name = name_of(path)
         if not name.isprintable():
             raise CourseworkError(f"{printable(str(path))}: a name with characters that cannot be shown: rename it")
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            raise CourseworkError(f"{name[:40]}...: a name of {len(os.fsencode(name))} bytes, expected at most "
+                                  f"{LONGEST_NAME}: rename it")
         if name in students:
             raise CourseworkError(f"{students[name]} and {path} have the same name, {name}: expected one of them")
         students[name] = path
@@ -72,7 +77,7 @@ class Results:
         self.plan = self.folder / "grading.json"
         if not self.plan.is_file():
             write_whole(self.plan, json.dumps(wanted, indent=1) + "\n")
-        made = read_json(self.plan)
+        made = self.read_plan()
         other = [key for key in wanted if key != "seed" and wanted[key] != made.get(key)]
         if other:
             raise CourseworkError(f"{folder} has results of a grading with {other[0]} {made.get(other[0])}, this one has "
@@ -81,6 +86,14 @@ class Results:
         if given_seed not in (None, self.seed):
             raise CourseworkError(f"--seed {given_seed}: {folder} has results of a grading with seed {self.seed}, "
                                   "expected this one or none: name another folder")
+
+    def read_plan(self):
+        try:
+            made = read_json(self.plan)
+            return {**made, "seed": int(made["seed"])}
+        except (ValueError, TypeError, KeyError) as error:
+            raise CourseworkError(f"{self.plan} says no more how the grading was made ({error}): name another folder, "
+                                  "or remove this one") from error
 
     def known(self, name, digest):
         """What is known of this submission, if it was graded and is still the same; else None."""
@@ -123,7 +136,7 @@ def grade_one(grader, path, chosen):
     """Facts and report of one submission. One that cannot be graded has no points, and says why."""
     begin, verdicts, notes = time.monotonic(), [], []
     try:
-        submission = read_submission(path, grader.places)
+        submission = read_submission(path, grader.places, grader.teachers)
         verdicts = list(grader.grade(submission, chosen))
         notes = grader.work.notes
     except (CourseworkError, OSError) as error:
@@ -184,7 +197,11 @@ def grade_class(options, root):
     """Returns whether every submission was graded."""
     if not handed_out.is_teachers(root):
         raise CourseworkError(f"{root} is a student's tree: a class is graded in the repository that has the solutions")
+    table.select(table.load_tasks(root), options.tasks)  # before anything is written
     students = find_students(options.submissions)
+    if options.submissions.resolve() in (options.results / "x").resolve().parents:
+        raise CourseworkError(f"{options.results} lies in {options.submissions}, where each entry is a student's: name a "
+                              "folder elsewhere")
     settings = grade.settings_of(options, root)
     say(how_graded(settings))
     if settings.sandbox.kind == NONE and options.sandbox:

@@ -19,6 +19,10 @@ from progress import CORES, Progress, in_words
 COMPILING, OTHER = 8.0, 0.5
 STEP = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 NOTHING_TO_DO = "no work to do"
+# Characters of a line, and of all lines, that are kept of what compilers write: a short source can make them write
+# hundreds of megabytes.
+LONGEST, MOST = 4000, 4 << 20
+NAMES_A_STEP = ("FAILED: ", "ninja: ")
 
 
 class Steps:
@@ -82,22 +86,33 @@ def environment():
 
 def run_ninja(folder, targets, how_far=lambda text, share: None, steps=None, keep_going=False, jobs=CORES,
               wrapped=lambda words: words):
-    """Builds the targets; returns ninja's status and all that it wrote. `how_far` is called at every
+    """Builds the targets; returns ninja's status and what it wrote, up to LONGEST and MOST. `how_far` is called at every
     step's end, as Progress.step() wants it. With `keep_going` a failed step does not end the others.
     `wrapped` puts its command into another one."""
-    steps, done, lines = steps or Steps(folder, targets), 0.0, []
+    steps, done, lines, size = steps or Steps(folder, targets), 0.0, [], 0
     options = ["-j", jobs, *(("-k", "0") if keep_going else ())]
     with started(wrapped(["ninja", "-C", folder, *options, *targets]), stdout=subprocess.PIPE,
                  stderr=subprocess.STDOUT, env=environment(), text=True,
                  errors="replace") as process, process.stdout as output:
-        for line in output:
-            lines.append(line)
+        for line in short_lines(output):
+            size += len(line)
+            if size < MOST or line.startswith(NAMES_A_STEP):
+                lines.append(line)
             if step := STEP.match(line):
                 done = min(done + steps.work_of(step[3]), steps.work)
                 # Of those that have begun, half is done.
                 under_way = min(jobs * steps.work / max(len(steps.names), 1), steps.work - done) / 2
                 how_far(f"{step[1]} of {step[2]}", (done + under_way) / max(steps.work, OTHER))
         return process.wait(), "".join(lines)
+
+
+def short_lines(output):
+    """The lines of a stream, each without what is beyond LONGEST."""
+    begins = True
+    while piece := output.readline(LONGEST):
+        if begins:
+            yield piece.rstrip("\n") + "\n"
+        begins = piece.endswith("\n")
 
 
 def run_and_say(folder, targets, steps, say, what, keep_going=False, wrapped=lambda words: words):

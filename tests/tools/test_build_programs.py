@@ -79,6 +79,17 @@ class TestSteps(Folder):
         self.assertEqual(run_ninja(self.folder, self.targets)[0], 0)
         self.assertTrue(Steps(self.folder, self.targets).nothing_to_do)
 
+    def test_of_what_a_compiler_writes_without_end_the_beginning_is_kept_and_what_failed(self):
+        (self.folder / "build.ninja").write_text(
+            "rule write\n  command = yes $what | head -c 20000000 | tr -d '$without'; false\n"
+            "build lines: write\n  what = an error\nbuild line: write\n  what = one\n  without = \\n\n")
+        status, output = run_ninja(self.folder, ["lines", "line"], keep_going=True, jobs=1)
+        self.assertEqual(1, status)
+        self.assertLess(len(output), ninja_build.MOST + 1000)
+        self.assertLessEqual(max(map(len, output.splitlines())), ninja_build.LONGEST)
+        for what in ("FAILED: lines", "an error", "FAILED: line ", "ninja: build stopped"):
+            self.assertIn(what, output)
+
     def test_a_target_that_does_not_exist_is_something_to_do(self):
         self.graph([0])
         self.assertFalse(Steps(self.folder, ["absent"]).nothing_to_do)

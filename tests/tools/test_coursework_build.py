@@ -100,13 +100,15 @@ class TestWorkshop(Folder):
         if room.kind == sandbox.NONE:
             self.skipTest("namespaces not permitted")
         self.write("source/solutions/x", "secret")
+        self.write("asan/tests/coursework/right-02", "built")
         self.write("source/a.cpp", "a")
-        self.write("asan/build.ninja", "rule cc\n  command = cat ../source/a.cpp ../source/solutions/x >$out 2>/dev/null; "
+        self.write("asan/build.ninja", "rule cc\n  command = cat ../source/a.cpp ../source/solutions/x "
+                                       "tests/coursework/right-02 >$out 2>/dev/null; "
                                        "touch ../source/b ../c 2>/dev/null || true\nbuild a.o: cc\nbuild b.o: cc\n")
         shop = Workshop(self.root, room)
         self.assertEqual(0, shop.compile("asan", ["a.o"], "x", lambda text: None, secret=True)[0])
         self.assertEqual(0, shop.compile("asan", ["b.o"], "x", lambda text: None)[0])
-        self.assertEqual(("a", "asecret"), tuple((self.root / "asan" / name).read_text() for name in ("a.o", "b.o")))
+        self.assertEqual(("a", "asecretbuilt"), tuple((self.root / "asan" / name).read_text() for name in ("a.o", "b.o")))
         self.assertEqual(["asan", "source"], sorted(path.name for path in self.root.iterdir()))
         self.assertFalse((self.root / "source/b").exists())
 

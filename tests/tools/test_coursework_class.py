@@ -123,6 +123,21 @@ class TestSubmission(Folder):
         with self.assertRaisesRegex(CourseworkError, "expected a folder, a file or an archive"):
             self.read("absent")
 
+    def test_changed_files_of_the_teachers_are_named(self):
+        teachers = {path: self.write(f"own/{path}", "the teacher's\n") for path in ("meson.build", "tests/a.cpp", "lockstep")}
+        self.write("anna/02-x/a.cpp", "mine")
+        self.write("anna/lockstep", "the teacher's\r\n")
+        for path in ("meson.build", "tests/a.cpp"):
+            self.write(f"anna/{path}", "the student's\n")
+        found = read_submission(self.root / "anna", PLACES, teachers)
+        self.assertEqual(["02-x/a.cpp"], list(found.files))
+        self.assertEqual(["not taken, they are the teacher's, and changed: meson.build, tests/a.cpp"], found.notes)
+
+    def test_a_backup_does_not_count_beside_the_file(self):
+        self.write("anna/backup/common/data/loader.cpp", "old")
+        self.write("anna/common/data/loader.cpp", "mine")
+        self.assertEqual("mine", self.read("anna").files["common/data/loader.cpp"])
+
     def test_a_submissions_git_is_never_asked(self):
         """Its settings would start a program."""
         self.write("x/02-x/a.cpp", "mine")
@@ -429,7 +444,7 @@ class Graders:
 
     def __init__(self):
         self.settings = mock.Mock(sandbox=Sandbox(BUBBLEWRAP), whole_files=False, hidden=ROOT)
-        self.places, self.graded, self.stop_after = PLACES, [], 99
+        self.places, self.teachers, self.graded, self.stop_after = PLACES, {}, [], 99
         self.handed_out = {}
         self.work = mock.Mock(notes=["a note"])
 
@@ -501,6 +516,29 @@ class TestClass(Folder):
         self.assertEqual(1, self.results(seed=2).seed)
         with self.assertRaisesRegex(CourseworkError, r"a grading with tasks \[\], this one has \['02'\]: name another"):
             self.results(tasks=["02"])
+
+    def test_what_is_not_as_it_should_be_is_refused_before_anything_is_written(self):
+        self.write("week-1/anna/02-x/a.cpp", "mine")
+        for words, why in ((("99.9", "-o", "results"), "no task 99.9"),
+                           (("-o", "week-1/results"), "lies in week-1, where each entry is a student's")):
+            done = subprocess.run([sys.executable, ROOT / "tools/grade_class.py", "week-1", *words],
+                                  capture_output=True, text=True, cwd=self.root)
+            self.assertEqual((2, 1), (done.returncode, done.stderr.count("\n")), done.stderr)
+            self.assertIn(why, done.stderr)
+        self.assertEqual(["anna"], [path.name for path in (self.root / "week-1").iterdir()])
+        self.assertFalse((self.root / "results").exists())
+        done = subprocess.run([sys.executable, ROOT / "tools/grade_class.py", "week-1", "-o", "r", "--seed", str(1 << 63)],
+                              capture_output=True, text=True, cwd=self.root)
+        self.assertEqual(2, done.returncode)
+        self.assertIn("expected a whole number from 0 to 2^63 - 1", done.stderr)
+
+    def test_a_name_that_is_too_long_and_a_plan_that_is_damaged_are_refused(self):
+        self.write(f"submissions/{'x' * 201}", "mine")
+        with self.assertRaisesRegex(CourseworkError, "a name of 201 bytes, expected at most 200"):
+            grade_class.find_students(self.root / "submissions")
+        self.write("results/grading.json", "{")
+        with self.assertRaisesRegex(CourseworkError, "grading.json says no more how the grading was made"):
+            grade_class.Results(self.root / "results", {"seed": 1})
 
     def test_two_submissions_of_one_name_are_refused(self):
         self.write("submissions/anna.zip", "x")

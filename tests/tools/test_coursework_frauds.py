@@ -130,8 +130,8 @@ class TestTime(Folder):
         self.assertIn("lines outside of the markers, handed out were", taken.outside)
 
     def test_a_thousand_flags_make_a_short_note(self):
-        work = mock.Mock(flags={"02.1": marked_lines.flag(["fork();"] * 1000, 1)})
-        own = mock.Mock(tasks=[tasks.Task(**{**ROW, "symbols": ("first",)})])
+        work = mock.Mock(flags={"02.1": marked_lines.flag(["fork();"] * 1000, 1)}, texts={})
+        own = mock.Mock(tasks=[task := tasks.Task(**{**ROW, "symbols": ("first",)})], handed_out={task.file: mock.Mock()})
         with mock.patch.object(grader, "Work", lambda *_: work):
             work.notes = []
             notes = grader.Grader.take(own, submission.Submission()).notes

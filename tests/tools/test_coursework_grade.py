@@ -422,12 +422,15 @@ class TestGrade(Folder):
         self.assertIn("crashed (SIGSEGV); the prebuilt solutions were compiled with common/a.h as",
                       self.graded_again(grader).text)
 
-    def test_a_task_file_that_is_a_dangling_link_is_missing(self):
+    def test_a_task_file_that_was_not_submitted_is_as_handed_out(self):
         grader = self.grader()
         (self.root / "02-x/a.cpp").unlink()
         (self.root / "02-x/a.cpp").symlink_to("none")
-        verdict = self.graded_again(grader)
-        self.assertEqual((verdict.how, verdict.text), ("compile", "the file 02-x/a.cpp is missing"))
+        self.write("02-x/other.cpp", "int other;\n")
+        again = grader_module.Grader(self.root, grader.workshop, grader.say, grader.settings)
+        verdict = self.graded(again)
+        self.assertEqual((verdict.status, verdict.file), (OPEN, "02-x/a.cpp"))
+        self.assertIn("not submitted, so as handed out: 02-x/a.cpp", again.work.notes)
 
     def test_a_task_file_that_a_students_git_ignores_is_there(self):
         grader = self.grader("return 1;", "kill -SEGV $$")

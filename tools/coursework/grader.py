@@ -36,7 +36,7 @@ class Work:
     """What is taken of one submission."""
 
     files: dict  # for the mirror, beside the handed-out ones: texts by path
-    texts: dict  # as submitted, by path
+    texts: dict  # of the tasks' files, by path: as submitted, or as handed out
     lost: set  # ids of tasks without markers
     flags: dict  # by task
     notes: list
@@ -56,17 +56,13 @@ class Grader:
         if settings.hidden:
             self.handed_out |= {f"{tree.HIDDEN}/{path.name}": path for path in (settings.hidden / tree.HIDDEN).iterdir()}
         self.places = {path for path in self.handed_out if tree.is_students(path)}
+        self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
 
     def select(self, words):
-        """The tasks with these ids, or of these stages; all if there are none."""
-        for word in words:
-            if not any(word in (task.id, task.id.split(".")[0]) for task in self.tasks):
-                raise no_such_task(word, self.tasks)
-        return [task for task in self.tasks
-                if not words or task.id in words or task.id.split(".")[0] in words]
+        return table.select(self.tasks, words)
 
     # --- What is taken -------------------------------------------------------------------------------
 
@@ -87,6 +83,10 @@ class Grader:
             taken = ("taken, but for build files (--whole-files)" if self.settings.whole_files
                      else "not taken: only the lines between the markers are")
             work.notes.append(f"changed: {names(sorted(other))}; {taken}")
+        absent = sorted(by_file.keys() - submission.files.keys())
+        work.texts |= {path: self.handed_out[path].read_text(errors="replace") for path in absent}
+        if absent and submission.files:
+            work.notes.append(f"not submitted, so as handed out: {names(absent)}")
         for task in self.tasks:
             flags = work.flags.get(task.id, [])
             work.notes += [f"{task.file}:{flag.line}: {flag.what}" for flag in flags[:FLAGS]]
@@ -161,10 +161,7 @@ class Grader:
         """The verdict of a task for which nothing needs to be compiled. None for any other."""
         verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile", file=task.file)
         grave = self.grave_flags(task)
-        if task.file not in self.work.texts:
-            verdict.text = f"the file {task.file} is missing"
-            verdict.file = ""
-        elif task.id in self.work.lost and not self.settings.whole_files:
+        if task.id in self.work.lost and not self.settings.whole_files:
             verdict.text = (f"the lines '// [task {task.id}] {task.name}' and '// [end {task.id}]' are not there as "
                             "they were handed out: only what stands between them counts")
         elif line := self.open_line(task):
@@ -327,11 +324,6 @@ def last_words(output):
     follows = ("FAILED: ", "collect2: ", "compilation terminated", "ninja: ")
     lines = [line.strip() for line in output.split("\n") if not line.startswith(follows)]
     return next(filter(None, reversed(lines)), "nothing was said")
-
-
-def no_such_task(word, tasks):
-    return CourseworkError(f"there is no task {word}, expected one of "
-                           f"{', '.join(task.id for task in tasks)}, or a stage")
 
 
 def failed_edges(output):

@@ -46,14 +46,14 @@ def is_archive(path):
     return path.is_file() and str(path).lower().endswith(ARCHIVES)
 
 
-def read_submission(path, places):
-    """Reads the submission at `path`. `places` are the paths of files that students may change. Raises
-    SubmissionError if nothing in it belongs to the tree."""
+def read_submission(path, places, teachers=()):
+    """Reads the submission at `path`. `places` are the paths of files that students may change; `teachers` are the
+    other files of the tree by their paths. Raises SubmissionError if nothing in it belongs to the tree."""
     path = Path(path)
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
         raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
     with unpacked(path) as folder:
-        submission = lay(folder, places)
+        submission = lay(folder, places, teachers)
     if not submission.files:
         raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
                               "under their names")
@@ -142,16 +142,18 @@ def write(folder, name, content):
 
 # --- Where its files belong ----------------------------------------------------------------------
 
-def lay(folder, places):
-    """Finds the place of each file. What has none in the tree is named in the notes."""
+def lay(folder, places, teachers=()):
+    """Finds the place of each file. What has none in the tree, and the teacher's files that were changed, are named
+    in the notes."""
     found = Submission()
     paths = list_plain(folder)
     root = root_of(paths, places)
     by_name = {}
     for place in places:
         by_name.setdefault(place.rsplit("/", 1)[-1], []).append(place)
-    strange = []
-    for path in paths:
+    strange, changed = [], []
+    # Files in their places come first: a backup does not count beside them.
+    for path in sorted(paths, key=lambda path: path.removeprefix(root) not in places):
         place = path.removeprefix(root)
         if place not in places and not root:
             place = next((one for one in places if path.endswith("/" + one)), place)
@@ -164,11 +166,15 @@ def lay(folder, places):
                 found.notes.append(f"not taken: {printable(path)} has more than {LARGEST >> 10} KiB, or is no text")
             else:
                 found.files[place] = text
+        elif place in teachers:
+            if not tree.same_text(folder / path, teachers[place]):
+                changed.append(printable(path))
         elif tree.is_students(place):
             strange.append(printable(path))
-    if strange:
-        more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-        found.notes.append(f"not taken, they have no place in the tree: {', '.join(strange[:5])}{more}")
+    for paths, what in ((strange, "they have no place in the tree"), (changed, "they are the teacher's, and changed")):
+        if paths:
+            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+            found.notes.append(f"not taken, {what}: {', '.join(paths[:5])}{more}")
     return found
 
 
@@ -198,7 +204,7 @@ def root_of(paths, places):
             if "/".join(parts[depth:]) in places:
                 root = "".join(part + "/" for part in parts[:depth])
                 counts[root] = counts.get(root, 0) + 1
-    for root, count in counts.items():
+    for root, count in sorted(counts.items(), key=lambda item: len(item[0])):
         if count > most:
             best, most = root, count
     return best

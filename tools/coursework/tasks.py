@@ -60,6 +60,19 @@ def sort_key(task_id):
     return tuple(int(part) for part in task_id.split("."))
 
 
+def select(tasks, words):
+    """The tasks with these ids, or of these stages; all if there are none."""
+    for word in words:
+        if not any(word in (task.id, task.id.split(".")[0]) for task in tasks):
+            raise no_such_task(word, tasks)
+    return [task for task in tasks if not words or task.id in words or task.id.split(".")[0] in words]
+
+
+def no_such_task(word, tasks):
+    return CourseworkError(f"there is no task {word}, expected one of "
+                           f"{', '.join(task.id for task in tasks)}, or a stage")
+
+
 def load_tasks(root):
     """The table of a tree, in order. Raises CourseworkError if it is not well formed."""
     known = {field.name for field in fields(Task)}

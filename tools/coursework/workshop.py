@@ -38,10 +38,12 @@ WARNING = re.compile(PLACE + r"warning: (?P<text>.*)$", re.MULTILINE)
 REQUIRED = re.compile(PLACE + r" *(?P<text>required (?:from|by) .*|note: in instantiation .*)$",
                       re.MULTILINE)
 # In the words of binutils' linker, and of mold and LLVM's.
-UNDEFINED = re.compile(r"undefined reference to .*|.*multiple definition of .*"
-                       r"|(?:undefined|duplicate) symbol: .*")
-# Where no source is compiled that a student may have written, they need not be there for the compiler.
+UNDEFINED = re.compile(r"undefined reference to .*|^.*multiple definition of .*"
+                       r"|(?:undefined|duplicate) symbol: .*", re.MULTILINE)
+# While what a student may have written is compiled, these are not there: of the sources, and of the build, in which
+# programs are linked from solutions and hidden cases.
 SECRET = (SOLUTIONS, tree.HIDDEN)
+SECRET_BUILT = "tests/coursework"
 # The assembler names no column; its file is that of the lines, or what it reads.
 ASSEMBLER = re.compile(r"^[^\n:]+:\d+: Error: (?P<text>.*)$", re.MULTILINE)
 # The compiler took more than it may.
@@ -134,9 +136,9 @@ class Workshop:
         """A build's command, in the sandbox if there is one: it writes to its build's folder only."""
         if self.sandbox is None:  # the sources are the teacher's own
             return words
-        hidden = [self.source / path for path in SECRET if secret and (self.source / path).is_dir()]
+        hidden = [*(self.source / path for path in SECRET), self.build(flavour) / SECRET_BUILT] if secret else []
         view = View(readable=(self.source.resolve(),), writable=(self.build(flavour).resolve(),),
-                    hidden=tuple(path.resolve() for path in hidden), foreign=False)
+                    hidden=tuple(path.resolve() for path in hidden if path.is_dir()), foreign=False)
         return self.sandbox.command(words, view, LIMITS, {"NINJA_STATUS": "[%f/%t] "})
 
     def compiled_from(self, flavour, paths):
