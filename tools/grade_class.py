@@ -88,6 +88,7 @@ class Results:
                                   "expected this one or none: name another folder")
 
     def read_plan(self):
+        """How the grading was made, as its first run wrote it."""
         try:
             made = read_json(self.plan)
             return {**made, "seed": int(made["seed"])}

@@ -22,7 +22,8 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import grade  # noqa: E402
 import grade_class  # noqa: E402
-from coursework import CourseworkError, SubmissionError, gradebook, grader, marked_lines, similarity, submission, tasks  # noqa: E402
+from coursework import (CourseworkError, SubmissionError, gradebook, grader, marked_lines, similarity,  # noqa: E402
+                        submission, tasks, workshop)
 from coursework.submission import read_submission  # noqa: E402
 from coursework_support import Folder, ROW, SOURCE  # noqa: E402
 
@@ -111,6 +112,11 @@ class TestLinker(unittest.TestCase):
 
 class TestTime(Folder):
     """Texts that would hold up the whole class."""
+
+    def test_a_long_line_of_a_compiler_is_read_once(self):
+        begin = time.process_time()
+        self.assertIsNone(workshop.UNDEFINED.search("x" * 400_000))
+        self.assertLess(time.process_time() - begin, SECONDS)
 
     def test_no_text_takes_longer_than_its_length(self):
         most = submission.LARGEST // 4
