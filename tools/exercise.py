@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # What an assistant may do for a student, under the name that such programs look for.
 ASSISTANT_PAGE = ("tools/coursework/assistant_page.md", "AGENTS.md")
 # Files that know the solutions or answers, and that page under its name in the teacher's tree.
-LEFT_OUT = (teacher.WRONG, "tests/coursework/hidden/", "tests/coursework/test_", teacher.ANSWERS, ASSISTANT_PAGE[0])
+LEFT_OUT = (teacher.WRONG, f"{tree.HIDDEN}/", "tests/coursework/test_", "tests/coursework/made_up_class.py",
+            teacher.ANSWERS, ASSISTANT_PAGE[0])
 
 
 def say(text):
@@ -117,8 +118,8 @@ def write_for_teacher(root, target, say):
     check_target(target, root)
     with new_folder(target) as beside:
         teacher.write(root, beside, LEFT_OUT)
-    say(f"{target}: answers to the exercises, and tasks.md with each task's cases and common mistakes; "
-        "students' trees have none of it")
+    say(f"{target}: answers to the exercises, the hidden cases, and tasks.md with each task's cases and common "
+        "mistakes; students' trees have none of it")
 
 
 def show_lab(options, programs):

@@ -6,7 +6,8 @@
 
 Sphinx makes the pages (Debian's furo and python3-myst-parser, or PyPI's furo and myst-parser) from copies, in which
 links lead to pages, or to the source at the address of --source. Without that option they are plain text. Where the
-programs are built, each lesson has its page of `./lockstep show`."""
+programs are built, each lesson has its page of `./lockstep show`. Where pandoc is there, the course has its slides,
+with these pages in them."""
 
 import argparse
 import importlib.util
@@ -23,7 +24,8 @@ from command_line import Parser, complain, run_command
 ROOT = Path(__file__).resolve().parent.parent
 
 GLOSSARY = "docs/glossary.md"
-# The menu. Left out are the course's answers and slides: teachers and pandoc read these.
+SLIDES = "docs/course/slides"
+# The menu. Left out are the course's slides, which pandoc makes, and its answers, which only teachers read.
 PAGES = {
     "Lessons": ["01-single-gpu/README.md", "02-dataparallel/README.md", "03-model-split/README.md",
                 "03-model-split/pipeline/README.md", "03-model-split/tensor/README.md", "04-ddp/README.md",
@@ -56,6 +58,11 @@ STEP = """
 **This is the page that `./lockstep show {words}` writes.** <a href="{place}">Open it alone.</a>
 
 <iframe src="{place}" title="A step, to step through" loading="lazy"></iframe>
+"""
+STEP_SLIDE = """## Step through a step
+
+<iframe src="step.html" title="A step, to step through"></iframe>
+
 """
 # A link or a picture. Blocks and words of code, which come first, stay as they are.
 CODE = r"^ *```.*?^ *```|`[^`\n]*`"
@@ -99,12 +106,18 @@ def rewritten(link, page, source):
     if found in all_pages():
         target = os.path.relpath(name_of(found), os.path.dirname(page) or ".") + hash_mark + anchor
         if found == GLOSSARY and anchor:  # in its tables MyST finds no place
-            return f'<a href="{target.replace(".md", ".html")}">{link["text"]}</a>'
+            return as_html(target, link)
+    elif found.startswith(f"{SLIDES}/") and pandoc():
+        return as_html(target, link)
     elif not link["picture"]:
         if not source:
             return link["text"]
         target = f"{source.rstrip('/')}/{found}{hash_mark}{anchor}"
     return f"{link['picture']}[{link['text']}]({target})"
+
+
+def as_html(target, link):
+    return f'<a href="{target.replace(".md", ".html")}">{link["text"]}</a>'
 
 
 def copy_of(page, text, source):
@@ -144,6 +157,28 @@ def write_steps(target, build):
                         "-o", target / lesson / "step.html"], check=True, stdout=subprocess.DEVNULL)
 
 
+def pandoc():
+    return shutil.which("pandoc")
+
+
+def with_step_slide(text):
+    """A lesson's slides with the page of its step, before the last slide, which is about the lab and the tasks."""
+    *before, last = re.split(r"^(?=## )", text, flags=re.M)
+    return "".join([*before, STEP_SLIDE, last])
+
+
+def write_slides(target, steps):
+    """The slides of each lesson: one file that needs no other. `steps`: whether there are pages of steps in `target`."""
+    (target / SLIDES).mkdir(parents=True, exist_ok=True)
+    for page in sorted((ROOT / SLIDES).glob("*.md")):
+        stage, _, half = page.stem.partition("-")
+        lesson = next(name for name in STEPS if name.startswith(stage) and name.endswith(half))
+        text = with_step_slide(page.read_text()) if steps else page.read_text()
+        subprocess.run([pandoc(), "-s", "-t", "dzslides", "--self-contained", "--slide-level", "2",
+                        "--resource-path", f"{ROOT / SLIDES}:{target / lesson}", "--css", ROOT / SLIDES / "slides.css",
+                        "-o", target / SLIDES / f"{page.stem}.html"], input=text, text=True, check=True)
+
+
 def follow_the_system(target):
     """Debian 12's furo is dark only where its reader says so on the page. Others follow the system by themselves."""
     furo = (target / "_static/styles/furo.css").read_text()
@@ -178,10 +213,14 @@ def main(arguments):
     steps = (options.build / "01-single-gpu/01-single-gpu").exists()
     if not steps:
         complain("site", f"no programs in {options.build}: the lessons go without the pages of `./lockstep show`")
+    if not pandoc():
+        complain("site", "not found: pandoc; the course goes without its slides (Debian: apt-get install pandoc)")
     try:
         make_site(options.to, options.source, steps)
         if steps:
             write_steps(options.to, options.build)
+        if pandoc():
+            write_slides(options.to.absolute(), steps)
     except OSError as error:
         parser.error(f"--to {options.to}: {error.strerror}; name another folder")
     except subprocess.CalledProcessError:

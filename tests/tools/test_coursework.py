@@ -294,6 +294,7 @@ class TestExercise(Folder):
         self.write("solved/tests/coursework/wrong/02.1.txt", "// [wrong x] secret\n")
         self.write("solved/tests/coursework/test_x.py", "SOLUTION\n")
         self.write("solved/docs/course/answers/02.md", "ANSWER\n")
+        self.write(f"solved/{tree.HIDDEN}/x_hidden.cpp", "CASE\n")
         self.solved, self.target = self.root / "solved", self.root / "student"
 
     def test_folders_that_cannot_be_are_refused(self):
@@ -431,6 +432,7 @@ class TestTeacher(Folder):
         self.write("solved/tests/coursework/wrong/02.1.txt", "// [wrong is_two] the first?\n  return 2;\n"
                                                             "// [wrong never_ends] endless\n  for (;;) {\n  }\n")
         self.write("solved/docs/course/answers/02.md", "ANSWER\n")
+        self.write(f"solved/{tree.HIDDEN}/x_hidden.cpp", "CASE\n")
         self.solved, self.target = self.root / "solved", self.root / "teacher"
 
     def teacher(self, *words):
@@ -443,6 +445,7 @@ class TestTeacher(Folder):
         self.assertEqual(0, status, told)
         self.assertIn(str(self.target), told)
         self.assertEqual("ANSWER\n", (self.target / "answers/02.md").read_text())
+        self.assertEqual("CASE\n", (self.target / "hidden/x_hidden.cpp").read_text())
         page = (self.target / "tasks.md").read_text()
         self.assertIn("## 02.1 the first\n", page)
         self.assertIn('* `tests/coursework/x_test.cpp:1`, seen by students: One is "first"\n', page)

@@ -415,6 +415,12 @@ class TestGrade(Folder):
         self.assertEqual((verdict.how, verdict.file), ("compile", "02-x/a.cpp"))
         self.assertIn("more than 2 minutes or 3 GiB", verdict.text)
 
+    def test_a_compiler_that_says_more_than_ninja_can_keep_costs_the_task(self):
+        output = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+        verdict = self.verdict("return 1;", outputs=[(1, output), (1, output)])  # with others, and alone
+        self.assertEqual((verdict.how, verdict.file), ("compile", "02-x/a.cpp"))
+        self.assertIn("said more than can be kept", verdict.text)
+
     def test_a_crash_names_changed_headers(self):
         grader = self.grader("return 1;", "kill -SEGV $$")
         self.assertNotIn("a.h", self.graded(grader).text)

@@ -40,6 +40,13 @@ class TestPages(unittest.TestCase):
             self.assertEqual(1, text.count('<iframe src="step.html"'))
             self.assertLess(text.index("<iframe"), text.index("## Exercises"))
 
+    def test_slides_have_the_page_of_a_step_before_the_last_slide(self):
+        for page in (ROOT / web_site.SLIDES).glob("*.md"):
+            before, after = web_site.with_step_slide(page.read_text()).split(web_site.STEP_SLIDE)
+            self.assertEqual(page.read_text(), before + after)
+            self.assertTrue(after.startswith("## Now you\n"), page)
+            self.assertNotIn("\n## ", after)
+
 
 class TestLinks(unittest.TestCase):
     def check(self, page, text, expected, source=AT):
@@ -83,7 +90,8 @@ class TestWithSphinx(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([sys.executable, ROOT / "tools/web_site.py", "--build", BUILD, "--to", folder],
                                   capture_output=True, text=True)
-            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            said = re.findall(r"^site: not found: pandoc.*\n", done.stderr)
+            self.assertEqual((0, done.stderr), (done.returncode, "" if web_site.pandoc() else "".join(said)))
             for page in web_site.all_pages():
                 self.assertTrue(Path(folder, web_site.name_of(page)).with_suffix(".html").is_file(), page)
             lesson = Path(folder, "04-ddp/index.html").read_text()
@@ -95,15 +103,27 @@ class TestWithSphinx(unittest.TestCase):
             self.assertRegex(styles, r"prefers-color-scheme: ?dark\) ?\{\s*body:not\(\[data-theme=\"?light\"?\]\) ?\{"
                                      r"[^}]*--color-background-primary")
             self.assertTrue(Path(folder, "searchindex.js").is_file())
-
+            self.check_slides(Path(folder))
             self.check_places(Path(folder))
+
+    def check_slides(self, folder):
+        """They need no other file: the page of a step is in each. Without pandoc there are none."""
+        made = {path.stem: path.read_text() for path in (folder / web_site.SLIDES).glob("*.html")}
+        written = {path.stem for path in (ROOT / web_site.SLIDES).glob("*.md")} if web_site.pandoc() else set()
+        self.assertEqual(written, made.keys())
+        for name, text in made.items():
+            self.assertEqual(1, len(re.findall(r'<iframe\s+src="data:text/html', text)), name)
+            self.assertEqual([], re.findall(r'(?:src|href)="(?!data:|#|https?:)[^"]*', text), name)
+
+    def is_whole(self, page):
+        return page.name == "step.html" or page.parent.name == "slides"
 
     def check_places(self, folder):
         """Whatever a page of a document names is there: files, and places in pages."""
         pages = {path.resolve(): path.read_text() for path in folder.rglob("*.html")}
         places = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
         for page, text in pages.items():
-            for name in set(re.findall(r'(?:href|src)="(?!#"|\w+:|//)([^"]+)"', text)) if page.name != "step.html" else ():
+            for name in set(re.findall(r'(?:href|src)="(?!#"|\w+:|//)([^"]+)"', text)) if not self.is_whole(page) else ():
                 file, _, place = name.partition("#")
                 found = (page.parent / file.partition("?")[0]).resolve() if file else page
                 self.assertTrue(found.is_file(), f"{page}: {name}")

@@ -264,7 +264,8 @@ class Grader:
         objects = self.workshop.needed(flavour, programs, self.workshop.compiled_from(flavour, written))
         status, output = self.workshop.compile(flavour, objects, what, self.say, secret=True) if objects else (0, "")
         self.warnings = self.messages(WARNING, output)
-        broken = self.broken_tasks(flavour, failed_edges(output)) if status else {}
+        failed = failed_edges(output) or (self.made_alone(flavour, objects, what) if status else {})
+        broken = self.broken_tasks(flavour, failed)
         if broken:
             self.fill(broken.keys() | self.refused())
         programs = [self.program(task) for task in chosen if task.id not in broken]
@@ -276,6 +277,12 @@ class Grader:
                 said = failed.get(self.program(task)) or output
                 broken[task.id] = self.does_not_compile(task, said)
         return {task.id: broken[task.id] for task in chosen if task.id in broken}
+
+    def made_alone(self, flavour, objects, what):
+        """The output for each object that cannot be compiled, one object after the other. A compiler that says more
+        than Ninja can keep ends Ninja, which then names none."""
+        made = {target: self.workshop.compile(flavour, [target], what, self.say, secret=True) for target in objects}
+        return {target: output for target, (status, output) in made.items() if status}
 
     def broken_tasks(self, flavour, failed):
         """The verdicts of the tasks in files that do not compile. A source with several headers
@@ -307,7 +314,8 @@ class Grader:
             verdict.file, verdict.text = task.file, cut(said["text"])
         elif EXHAUSTED.search(output):
             verdict.file = task.file
-            verdict.text = "the compiler took more than 2 minutes or 3 GiB for the file that these lines are in"
+            verdict.text = ("the compiler took more than 2 minutes or 3 GiB, or said more than can be kept, for the file "
+                            "that these lines are in")
         else:
             raise CourseworkError(f"task {task.id} could not be built in {self.workshop.folder}: "
                                   f"{cut(last_words(output))}; expected a compiler's error")

@@ -1,8 +1,9 @@
 """Where students' code is compiled and run: in a room without network, environment and other files.
 
 bubblewrap makes the room (Debian's package); where it is not, or may not, util-linux does with user
-namespaces (namespaces.py). Where neither can be, there is none, and whoever grades is told. Limits of
-time, processes, memory and disk hold in each case, those of disk in /tmp only in a room.
+namespaces (namespaces.py). Some systems permit these to container tools alone: then Podman makes them. Where
+none of this can be, there is no room, and whoever grades is told. Limits of time, processes, memory and disk
+hold in each case, those of disk in /tmp only in a room.
 """
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from coursework.watch import family
 
-BUBBLEWRAP, NAMESPACES, NONE = "bubblewrap", "user namespaces", "none"
+BUBBLEWRAP, NAMESPACES, PODMAN, NONE = "bubblewrap", "user namespaces", "Podman's user namespaces", "none"
 # What programs and compilers need of a system. The rest of it is not there.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives",
           "/etc/hosts", "/etc/nsswitch.conf")
@@ -109,10 +110,11 @@ class Sandbox:
         return [*words, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
     def namespaces(self, view, limits, environment, foreign):
-        words = ["unshare", *([] if self.is_root else ["--user", "--map-root-user"]), "--mount", "--pid", "--net",
-                 "--ipc", "--uts", "--fork", "--kill-child", "env", "-i",
-                 *(f"{name}={value}" for name, value in environment.items()),
-                 sys.executable, str(Path(__file__).with_name("namespaces.py")), "--disk", str(limits.disk)]
+        words = ["podman", "unshare"] if self.kind == PODMAN else []  # a user's namespace, which unshare then needs not make
+        words += ["unshare", *([] if words or self.is_root else ["--user", "--map-root-user"]), "--mount", "--pid", "--net",
+                  "--ipc", "--uts", "--fork", "--kill-child", "env", "-i",
+                  *(f"{name}={value}" for name, value in environment.items()),
+                  sys.executable, str(Path(__file__).with_name("namespaces.py")), "--disk", str(limits.disk)]
         words += ["--keep-rights"] if foreign else []
         for path, link in system_paths():
             words += ["--link", path, link] if link else ["--readable", path]
@@ -172,7 +174,7 @@ def find_sandbox(wanted=True):
     if not wanted:
         return Sandbox(NONE, "--no-sandbox")
     reasons = []
-    for kind, tool in ((BUBBLEWRAP, "bwrap"), (NAMESPACES, "unshare")):
+    for kind, tool in ((BUBBLEWRAP, "bwrap"), (NAMESPACES, "unshare"), (PODMAN, "podman")):
         if not shutil.which(tool):
             reasons.append(f"there is no {tool}")
         elif (said := try_out(Sandbox(kind))) == "":

@@ -1,12 +1,12 @@
-"""What only teachers get (`./lockstep exercise --teacher DIR`): answers to the lessons' exercises, and for each
-task where its cases are and which mistakes students make. Students' trees have none of it."""
+"""What only teachers get (`./lockstep exercise --teacher DIR`): answers to the lessons' exercises, the hidden cases,
+and for each task where its cases are and which mistakes students make. Students' trees have none of it."""
 
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from coursework import CourseworkError, tasks as table
+from coursework import CourseworkError, tasks as table, tree
 
 ANSWERS = "docs/course/answers/"
 WRONG = "tests/coursework/wrong/"
@@ -91,8 +91,8 @@ def tasks_page(root, left_out):
 
 
 def write(root, folder, left_out):
-    """Writes the answers and the page of the tasks into a folder. `left_out`: beginnings of the paths that
-    students' trees do not have."""
+    """Writes the answers, the hidden cases and the page of the tasks into a folder. `left_out`: beginnings of the
+    paths that students' trees do not have."""
     answers = sorted((root / ANSWERS).glob("*.md"))
     if not answers:
         raise CourseworkError(f"{root / ANSWERS} has no pages, expected one for each lesson: "
@@ -100,4 +100,5 @@ def write(root, folder, left_out):
     (folder / "answers").mkdir()
     for page in answers:
         shutil.copy(page, folder / "answers")
+    shutil.copytree(root / tree.HIDDEN, folder / "hidden")
     (folder / "tasks.md").write_text(tasks_page(root, left_out))

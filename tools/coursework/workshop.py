@@ -46,8 +46,8 @@ SECRET = (SOLUTIONS, tree.HIDDEN)
 SECRET_BUILT = "tests/coursework"
 # The assembler names no column; its file is that of the lines, or what it reads.
 ASSEMBLER = re.compile(r"^[^\n:]+:\d+: Error: (?P<text>.*)$", re.MULTILINE)
-# The compiler took more than it may.
-EXHAUSTED = re.compile(r"^.*(?:signal terminated program|out of memory allocating|virtual memory exhausted).*",
+# The compiler took more than it may, or Ninja did, which keeps what a compiler says.
+EXHAUSTED = re.compile(r"^.*(?:signal terminated program|out of memory allocating|virtual memory exhausted|std::bad_alloc).*",
                        re.MULTILINE)
 # Trouble that no student's line of C++ can cause: build files and the machine. Meson's own line
 # says more than Ninja's, which follows it.
