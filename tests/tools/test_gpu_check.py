@@ -300,6 +300,8 @@ esac
                             done.stdout)
         done = self.check("--part", "ops", CUDA_VISIBLE_DEVICES="MIG-4444")
         self.assertIn("no GPU: CUDA_VISIBLE_DEVICES names MIG-4444, which is not in the list", done.stderr)
+        done = self.check("--part", "ops", CUDA_VISIBLE_DEVICES="")
+        self.assertIn("no GPU: CUDA_VISIBLE_DEVICES is empty, which hides all of them", done.stderr)
 
     def test_a_failed_case_and_one_that_saw_no_gpu_fail_the_part(self):
         self.assert_failed(self.check("--part", "ops", fault="case"), "* failed: matmul agrees",

@@ -65,6 +65,8 @@ def find_gpu():
     if not tool:
         return None, "no GPU: nvidia-smi is not on PATH"
     only, part = os.environ.get("CUDA_VISIBLE_DEVICES", ""), ""
+    if not only and "CUDA_VISIBLE_DEVICES" in os.environ:
+        return None, "no GPU: CUDA_VISIBLE_DEVICES is empty, which hides all of them; unset it, or name one"
     try:
         if "GPU-" in only or "MIG-" in only:
             only, part = smi_ids(only, asked(tool, "-L")[1])
