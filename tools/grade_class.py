@@ -140,8 +140,9 @@ def grade_one(grader, path, chosen):
         submission = read_submission(path, grader.places, grader.teachers)
         verdicts = list(grader.grade(submission, chosen))
         notes = grader.work.notes
-    except (CourseworkError, OSError) as error:
-        notes = [f"could not be graded: {printable(str(error))}"]
+    except Exception as error:  # whatever it is, it costs this submission and not the class
+        known = isinstance(error, (CourseworkError, OSError))
+        notes = [f"could not be graded: {printable(str(error) if known else f'a fault of the grader: {error!r}')}"]
     facts = facts_of(path.name, verdicts, notes, time.monotonic() - begin, grader.settings)
     facts["of"], facts["graded"] = sum(task.points for task in chosen), bool(verdicts)
     return facts, students_report(facts, verdicts)

@@ -24,6 +24,8 @@ class Neighbour final : public Communicator {
   explicit Neighbour(Communicator& comm)
       : Communicator(comm.rank(), comm.world_size()), comm_(comm) {}
 
+  int64_t messages = 0;  // sent and received
+
  private:
   void enqueue(Stream stream, const std::vector<Call>& together, FlightCall) override {
     comm_.open_group();
@@ -31,6 +33,7 @@ class Neighbour final : public Communicator {
       require(call.is_transfer(), "{}: expected send and receive only", call.text());
       if (call.op == Call::Op::send) comm_.send(stream, call.mine, call.peer);
       if (call.op == Call::Op::receive) comm_.receive(stream, call.mine, call.peer);
+      ++messages;
     }
     comm_.close_group();
   }

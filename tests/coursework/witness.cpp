@@ -26,6 +26,7 @@
 namespace lockstep::testing {
 namespace {
 
+constexpr int kNoMoreCode = 65;  // PR_SET_MDWE, of Linux 6.3 and newer
 constexpr size_t kPage = 65536;  // of every processor: a multiple of its pages
 
 struct Secret {
@@ -64,6 +65,7 @@ void read_secret(int socket) {
   }
   syscall(SYS_mprotect, secret, kPage, PROT_NONE);
   syscall(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);  // /proc/self/mem would read it all the same
+  syscall(SYS_prctl, kNoMoreCode, 1, 0, 0, 0);      // what is data, such as a solution, stays data
 }
 
 void begin(int, char**, char** environment) {

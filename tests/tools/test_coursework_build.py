@@ -112,6 +112,30 @@ class TestWorkshop(Folder):
         self.assertEqual(["asan", "source"], sorted(path.name for path in self.root.iterdir()))
         self.assertFalse((self.root / "source/b").exists())
 
+    def test_what_was_compiled_from_the_lines_before_is_removed(self):
+        """Else the next student's could read it."""
+        self.write("asan/compile_commands.json", json.dumps(
+            [{"directory": str(self.root / "asan"), "file": f"../source/{name}.cpp", "output": f"{name}.o"} for name in "ab"]))
+        shop = Workshop(self.root)
+        self.assertEqual({"a.cpp", "b.cpp"}, shop.fill({"a.cpp": "1", "b.cpp": "1"}))
+        for name in "ab":
+            self.write(f"asan/{name}.o")
+        changed = shop.fill({"a.cpp": "1", "b.cpp": "1\r\n2"})
+        self.assertEqual({"b.cpp"}, changed)
+        self.assertEqual(b"1\r\n2", (shop.source / "b.cpp").read_bytes())
+        self.assertEqual(set(), shop.fill({"a.cpp": "1", "b.cpp": "1\r\n2"}))
+        shop.forget(changed)
+        self.assertEqual((True, False), tuple((self.root / f"asan/{name}.o").exists() for name in "ab"))
+
+    def test_what_is_not_made_yet_are_objects_but_those_of_the_tests(self):
+        self.write("asan/build.ninja", "rule cc\n  command = touch $out\n  description = Compiling C++ object $out\n"
+                   "rule ld\n  command = touch $out\n  description = Linking target $out\nbuild a.o: cc\nbuild b.o: cc\n"
+                   "build tests/coursework/c.o: cc\nbuild program: ld a.o tests/coursework/c.o\n")
+        shop = Workshop(self.root)
+        self.assertEqual(["a.o"], shop.unmade("asan", ["program"]))
+        shop.compile("asan", ["a.o"], "x", lambda text: None)
+        self.assertEqual([], shop.unmade("asan", ["program"]))
+
     def test_a_compiler_that_takes_too_much_is_no_trouble_of_the_build(self):
         said = "FAILED: a.o\nc++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
         with mock.patch.object(workshop_module, "run_and_say", lambda *_, **__: (1, said)):

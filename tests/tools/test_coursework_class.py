@@ -187,7 +187,7 @@ class TestMarkedLines(unittest.TestCase):
                 ("std::ifstream f(p);", "files"), ("getenv(\"LOCKSTEP_WITNESS\");", "the environment"),
                 ("auto p = \"LOCKSTEP_WITNESS\";", "LOCKSTEP_"), ("extern \"C\" int f();", "the compiler"),
                 ("extern int environ_;", "the compiler"), ("CHECK(true);", "the tests"), ("Catch::x();", "the tests"),
-                ("__attribute__((constructor)) void f();", "the compiler"), ("[[gnu::constructor]] void f() {}", "[[gnu"),
+                ("__attribute__((constructor)) void f();", "the compiler"), ("[[gnu::constructor]] void f() {}", "an attribute"),
                 ("sys\\", "goes on in the next"), ("auto f = s\\u0079stem;", "'\\u0'"), ("R\"(x)\";", "a raw string"),
                 ("/* never closed", "without an end"), ("}", "the end of the function"), ("<% %>", "'<%'"),
                 ("mprotect(p, 1, 7);", "memory"), ("tell_value(\"x\", \"y\");", "the tests")):
@@ -631,10 +631,10 @@ class TestWholeClass(Folder):
         self.write(f"solved/{tree.HIDDEN}/stage02_hidden.cpp", "hidden")
         for name, body in (("anna", "return 7;"), ("bert", "return 8;"), ("carl", "fork();"), ("dora", "return   7;")):
             self.write(f"submissions/{name}/a.cpp", self.source.replace("return 1;", body))
-        self.compiled = []
+        self.compiled, self.unmade = [], set()
         for name, value in (("configure", lambda *_: None), ("refresh", lambda *_: None), ("compile", self.compile),
-                            ("objects", lambda *_: {"02-x/a.cpp": "a.o"}), ("needed", lambda shop, flavour, programs, objects: objects),
-                            ("compiled_from", lambda shop, flavour, paths: ["a.o"] if "02-x/a.cpp" in paths else [])):
+                            ("objects", lambda *_: {"02-x/a.cpp": "a.o"}), ("unmade", lambda *_: sorted(self.unmade)),
+                            ("forget", lambda shop, paths: self.unmade.update({"a.o"} if "02-x/a.cpp" in paths else ()))):
             patch = mock.patch.object(grade_class.Workshop, name, value)
             patch.start()
             self.addCleanup(patch.stop)
@@ -646,6 +646,7 @@ class TestWholeClass(Folder):
         """Makes programs of the file in the mirror."""
         text = (self.build / "source/02-x/a.cpp").read_text()
         self.compiled.append((secret, text))
+        self.unmade.difference_update(targets)
         for target in targets:
             if target.startswith("tests/"):
                 right = target.endswith("right-02") or "7;" in text

@@ -51,9 +51,21 @@ class TestWords(unittest.TestCase):
 
     def test_attributes_that_change_what_runs_are_flagged_however_they_are_written(self):
         for line in ('[[using gnu: ifunc("resolve")]] int f();', "[ [gnu::weak]] int f();", '[[/**/gnu::alias("g")]] int f();',
-                     "[[using clang: annotate]] int a;"):
+                     "[[using clang: annotate]] int a;", '[[maybe_unused, gnu::section("x")]] int a;', "[[,gnu::weak]] int f();",
+                     '[] [[maybe_unused, gnu::no_sanitize("thread")]] () {}();', '[[deprecated("FAILED: x")]] int a;',
+                     "[[maybe_unused, gnu"):
             self.assertTrue(self.flags(line), line)
         self.assertEqual([], self.flags("[[maybe_unused]] int a; [[nodiscard]] int f(); if (a) [[likely]] a = b[c[0]];"))
+
+    def test_nothing_is_taken_for_what_it_is_not(self):
+        for line in ("auto p = reinterpret_cast<char*>(&x);", "char* p = (char*)&x;", "*(Real const *)(p) = 1;", "(int&)x = 1;",
+                     "const_cast<int&>(x) = 1;", "if (typeid(x).name()) f();", "namespace testing { int f(); }"):
+            self.assertTrue(self.flags(line), line)
+        self.assertEqual([], self.flags("const auto f = [&](const Tensor& x, Real* y) { return *y * (x.count() & 3); };"))
+
+    def test_more_than_anybody_writes_is_not_looked_at(self):
+        flag, = self.flags(*["#"] * marked_lines.LARGEST)
+        self.assertIn(f"characters, expected {marked_lines.LARGEST} at most", flag)
 
     def test_files_under_their_longer_names(self):
         for line in ("std::basic_ifstream<char> f(p);", "std::filebuf f;", "std::ofstream f(p);"):
@@ -124,7 +136,8 @@ class TestTime(Folder):
             text = (piece * most)[:most]
             for lines in ([text], text.replace(" ", "\n").split("\n")):
                 begin = time.process_time()
-                marked_lines.flag(lines, 1, at_margin=True)
+                with mock.patch.object(marked_lines, "LARGEST", most):
+                    marked_lines.flag(lines, 1, at_margin=True)
                 similarity.fingerprints("\n".join(lines))
                 self.assertLess(time.process_time() - begin, SECONDS, repr(piece))
 
@@ -173,6 +186,27 @@ class TestArchives(Folder):
         self.assertLess((self.root / "a.tgz").stat().st_size, 1 << 20)
         self.refused("a.tgz", "more than 64 MiB")
 
+    def test_a_long_note_beside_a_member_is_not_read(self):
+        """Python's tarfile takes hours for one of some MiB."""
+        header = tarfile.TarInfo("x")
+        header.type, header.size = tarfile.XHDTYPE, submission.LONGEST_NOTE + 1
+        with tarfile.open(self.root / "a.tgz", "w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("02-x/a.cpp"))
+            archive.fileobj.write(header.tobuf() + b"1" * (1 << 20))
+        self.refused("a.tgz", "a header of 65537 bytes")
+
+    def test_for_a_compiler_a_line_ends_at_a_carriage_return(self):
+        file = self.root / "s/02-x/a.cpp"
+        self.write("s/02-x/a.cpp")
+        file.write_bytes(SOURCE.replace("  return 1;", '  //\r#include "secret"\r\n  return 1;').encode())
+        text = read_submission(self.root / "s", PLACES).files["02-x/a.cpp"]
+        flags = marked_lines.take(SOURCE, text, "02-x/a.cpp").flags["02.1"]
+        self.assertEqual({(4, True)}, {(flag.line, flag.grave) for flag in flags})
+
+    def test_what_was_not_taken_is_named_where_nothing_is_left(self):
+        self.write("s/02-x/a.cpp", "\0")
+        self.refused("s", "under their names; not taken: 02-x/a.cpp has more than 256 KiB, or is no text")
+
     def test_thousands_of_folders_in_each_other_are_not_made(self):
         with zipfile.ZipFile(self.root / "a.zip", "w") as archive:
             archive.writestr("a/" * 1000 + "02-x/a.cpp", "x")
@@ -206,6 +240,15 @@ class TestNeighbours(Folder):
             facts, report = grade_class.grade_one(mock.Mock(places=PLACES, settings=settings), students[name], [])
             self.assertFalse(facts["graded"])
             self.assertIn("could not be graded", report)
+
+    def test_a_fault_of_the_grader_costs_one_submission(self):
+        self.write("s/anna/02-x/a.cpp", "x")
+        faulty = mock.Mock(places=PLACES, teachers=(), settings=mock.Mock(whole_files=False, hidden=None,
+                                                                          sandbox=mock.Mock(kind="none", why="")))
+        faulty.grade.side_effect = TypeError("no len()")
+        facts, report = grade_class.grade_one(faulty, self.root / "s/anna", [])
+        self.assertFalse(facts["graded"])
+        self.assertIn("could not be graded: a fault of the grader: TypeError('no len()')", report)
 
     def test_a_file_that_is_too_large_to_be_taken_is_not_read(self):
         self.write("s/anna/02-x/a.cpp", "x")

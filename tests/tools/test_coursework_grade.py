@@ -21,7 +21,8 @@ from coursework import CourseworkError, grader as grader_module, report, solutio
 from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
 from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
-from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, verdict_of  # noqa: E402
+from coursework.verdict import (FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, cut,  # noqa: E402
+                                verdict_of)
 from coursework.workshop import Workshop  # noqa: E402
 from coursework_support import Folder, ROW, SOURCE, WITNESS  # noqa: E402
 from processes import gone  # noqa: E402
@@ -188,6 +189,14 @@ class TestVerdict(Programs):
         self.assertEqual((verdict.status, verdict.how), (FAILED, "crash"))
         self.assertIn("before its first test", verdict.text)
 
+    def test_a_report_without_an_end_is_read_once(self):
+        begin = time.process_time()
+        self.verdict("echo 'ERROR: AddressSanitizer: x'; printf ' #0 x '; printf 'source/%.0s' {1..400000}; exit 1")
+        self.assertLess(time.process_time() - begin, 10)  # it took hours
+
+    def test_what_a_student_wrote_steers_no_terminal(self):
+        self.assertEqual("a?[2J?b\nc", cut("a\x1b[2J\rb\nc"))
+
     def test_nothing_is_left_in_the_temporary_folder(self):
         before = set(os.listdir(tempfile.gettempdir()))
         self.verdict("touch y; kill -SEGV $$")
@@ -228,6 +237,15 @@ class TestWitness(Programs):
 
     def test_words_that_are_no_json(self):
         self.refused("tell nonsense; asserts 1; ended", "cannot be read")
+
+    def test_words_of_who_knows_the_nonce_and_tells_what_no_test_tells(self):
+        fails = '{"event": "assertion", "ok": false, "file": "a", "line": 1, "how": "", "text": "", "hint": "", "found": "", '
+        for said in (f'{fails}"asserted": 5}}', f'{fails}"asserted": "\\ud800"}}', '{"event": "case", "name": ["x"]}',
+                     '{"event": "case ended", "passed": "1", "failed": 0}', "$(printf '%0100000d' 0 | tr 0 '[')"):
+            script = f"case_begins() {{ begins one; }}; case_begins; tell '{said}'; asserts 1; ended"
+            if said.startswith("$"):
+                script = f'begins one; tell "{said}"; asserts 1; ended'
+            self.refused(script, "cannot be read")
 
     def test_each_run_has_another_nonce(self):
         seen = set()
@@ -330,12 +348,17 @@ class TestGrade(Folder):
         program = "asan/tests/coursework/grade-02.1"
         self.write(f"build/{program}", f"{WITNESS}{script}\n", 0o755)
         workshop = Workshop(self.root / "build")
-        said = iter(outputs)
+        said, unmade = iter(outputs), set()
+
+        def compile_(flavour, targets, *_, **__):
+            status, output = next(said, (0, ""))
+            unmade.difference_update(() if status else targets)
+            return status, output
         workshop.configure = workshop.refresh = lambda *_: None
-        workshop.compile = lambda *_, **__: next(said, (0, ""))
+        workshop.compile = compile_
         workshop.objects = lambda flavour: {"02-x/a.cpp": "a.o"}
-        workshop.compiled_from = lambda flavour, paths: ["a.o"] if "02-x/a.cpp" in paths else []
-        workshop.needed = lambda flavour, programs, objects: objects
+        workshop.forget = lambda paths: unmade.update({"a.o"} if "02-x/a.cpp" in paths else ())
+        workshop.unmade = lambda flavour, programs: sorted(unmade)
         settings = grader_module.Settings(Sandbox(NONE), races=False, **settings)
         return grader_module.Grader(self.root, workshop, lambda text: None, settings)
 
@@ -366,7 +389,8 @@ class TestGrade(Folder):
     def test_nothing_is_compiled_for_a_task_that_is_open(self):
         for section, expected in (('open_task("x");', []), ("return 1;", [["a.o"], ["tests/coursework/grade-02.1"]])):
             grader, asked = self.grader(section), []
-            grader.workshop.compile = lambda *words, **_: asked.append(words[1]) or (0, "")  # noqa: B023
+            compile_ = grader.workshop.compile
+            grader.workshop.compile = lambda *words, **_: asked.append(words[1]) or compile_(*words)  # noqa: B023
             self.graded(grader)
             self.assertEqual(expected, asked)
 
@@ -400,7 +424,7 @@ class TestGrade(Folder):
         grader = self.grader("return 1;")
         self.write("02-x/a.cpp", SOURCE.replace("// [end 02.1]", "// end"))
         verdict = self.graded(grader)
-        self.assertEqual((verdict.status, verdict.how), (FAILED, "compile"))
+        self.assertEqual((verdict.status, verdict.how), (FAILED, "refused"))
         self.assertIn("'// [end 02.1]' are not there", verdict.text)
 
     def test_lines_are_those_of_the_submitted_file(self):
@@ -420,6 +444,21 @@ class TestGrade(Folder):
         verdict = self.verdict("return 1;", outputs=[(1, output), (1, output)])  # with others, and alone
         self.assertEqual((verdict.how, verdict.file), ("compile", "02-x/a.cpp"))
         self.assertIn("said more than can be kept", verdict.text)
+
+    def test_what_is_never_made_for_good_costs_the_task(self):
+        """It would be compiled again while solutions can be read."""
+        grader, asked = self.grader("return 1;"), []
+        compile_ = grader.workshop.compile
+
+        def never(flavour, targets, *_, secret=False):
+            asked.append(secret)
+            changed = "return 1;" in (self.root / "build/source/02-x/a.cpp").read_text()
+            return (0, "") if changed else compile_(flavour, targets)
+        grader.workshop.compile = never
+        verdict = self.graded(grader)
+        self.assertEqual((verdict.status, verdict.how, verdict.file), (FAILED, "compile", "02-x/a.cpp"))
+        self.assertIn("changes all the time", verdict.text)
+        self.assertEqual([True, True], asked)  # nothing is left to link
 
     def test_a_crash_names_changed_headers(self):
         grader = self.grader("return 1;", "kill -SEGV $$")

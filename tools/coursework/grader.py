@@ -17,6 +17,7 @@ from coursework.workshop import ASSEMBLER, ERROR, EXHAUSTED, FAILED_EDGE, REQUIR
 
 
 FLAGS = 8  # of a task, that are told
+NEVER_DONE = "what these lines are compiled from changes all the time"
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class Grader:
             else:
                 handed_out = table.lines_of(self.handed_out[task.file].read_text(), task.file, task.id)
                 files[task.file] = table.replace_section(files[task.file], task.file, task.id, handed_out)
-        self.workshop.fill(files)
+        changed = self.workshop.fill(files)
+        self.workshop.forget(changed | {task.compiled for task in self.tasks if task.file in changed})
 
     def grave_flags(self, task):
         return [flag for flag in self.work.flags.get(task.id, ()) if flag.grave and not self.settings.take_flagged]
@@ -159,7 +161,7 @@ class Grader:
 
     def early_verdict(self, task):
         """The verdict of a task for which nothing needs to be compiled. None for any other."""
-        verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile", file=task.file)
+        verdict = Verdict(task.id, task.name, FAILED, task.points, how="refused", file=task.file)
         grave = self.grave_flags(task)
         if task.id in self.work.lost and not self.settings.whole_files:
             verdict.text = (f"the lines '// [task {task.id}] {task.name}' and '// [end {task.id}]' are not there as "
@@ -167,7 +169,7 @@ class Grader:
         elif line := self.open_line(task):
             return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
         elif grave:
-            verdict.how, verdict.line = "refused", grave[0].line
+            verdict.line = grave[0].line
             verdict.text = f"{grave[0].what} has no business in a task; ask your teacher if you need it"
         else:
             return None
@@ -259,17 +261,9 @@ class Grader:
         self.configure(flavour)
         what = f"task{'s' if len(chosen) > 1 else ''} {names([task.id for task in chosen])}"
         what += " with ThreadSanitizer" if flavour == "tsan" else ""
-        programs = [self.program(task) for task in chosen]
-        written = {task.compiled for task in self.tasks if task.file in self.work.files} | set(self.work.files)
-        objects = self.workshop.needed(flavour, programs, self.workshop.compiled_from(flavour, written))
-        status, output = self.workshop.compile(flavour, objects, what, self.say, secret=True) if objects else (0, "")
-        self.warnings = self.messages(WARNING, output)
-        failed = failed_edges(output) or (self.made_alone(flavour, objects, what) if status else {})
-        broken = self.broken_tasks(flavour, failed)
-        if broken:
-            self.fill(broken.keys() | self.refused())
+        broken = self.compile_written(flavour, [self.program(task) for task in chosen], what)
         programs = [self.program(task) for task in chosen if task.id not in broken]
-        status, output = self.workshop.compile(flavour, programs, what, self.say)
+        status, output = self.workshop.compile(flavour, programs, what, self.say) if programs else (0, "")
         failed = failed_edges(output)
         for task in chosen:
             if status != 0 and task.id not in broken and not self.workshop.is_up_to_date(
@@ -277,6 +271,22 @@ class Grader:
                 said = failed.get(self.program(task)) or output
                 broken[task.id] = self.does_not_compile(task, said)
         return {task.id: broken[task.id] for task in chosen if task.id in broken}
+
+    def compile_written(self, flavour, programs, what):
+        """Compiles all but tests and solutions that these programs are made of, until nothing of it is left for the
+        time in which those can be read. Returns the verdicts of tasks that do not compile; they are put back."""
+        broken, self.warnings = {}, []
+        while left := self.workshop.unmade(flavour, programs):
+            status, output = self.workshop.compile(flavour, left, what, self.say, secret=True)
+            self.warnings += self.messages(WARNING, output)
+            failed = failed_edges(output) or (self.made_alone(flavour, left, what) if status else {})
+            failed = failed or dict.fromkeys(self.workshop.unmade(flavour, programs), NEVER_DONE)
+            found = self.broken_tasks(flavour, failed)
+            if not found.keys() - broken.keys():
+                break
+            broken |= found
+            self.fill(broken.keys() | self.refused())
+        return broken
 
     def made_alone(self, flavour, objects, what):
         """The output for each object that cannot be compiled, one object after the other. A compiler that says more
@@ -289,9 +299,10 @@ class Grader:
         costs those that its errors are in."""
         objects, broken = self.workshop.objects(flavour), {}
         for target, said in failed.items():
-            affected = [task for task in self.tasks if objects.get(task.compiled) == target]
             files = {self.workshop.path_in_tree(error["file"]) for error in ERROR.finditer(said)}
-            for task in [task for task in affected if task.file in files] or affected:
+            named = [task for task in self.tasks if task.file in files]
+            affected = [task for task in self.tasks if objects.get(task.compiled) == target]
+            for task in [task for task in affected if task in named] or affected or named:
                 broken[task.id] = self.does_not_compile(task, said)
         return broken
 
@@ -300,7 +311,9 @@ class Grader:
         any. Raises CourseworkError if they say nothing about the sources."""
         verdict = Verdict(task.id, task.name, FAILED, task.points, how="compile")
         errors, undefined = self.messages(ERROR, output), UNDEFINED.search(output)
-        if errors:
+        if output == NEVER_DONE:
+            verdict.file, verdict.text = task.file, output
+        elif errors:
             own = [error for error in errors if error[0] == task.file]
             verdict.file, verdict.line, text = (own or errors)[0]
             verdict.text = cut(text)

@@ -22,7 +22,8 @@ FORBIDDEN = {
              "basic_ofstream filebuf basic_filebuf wifstream wfstream wofstream wfilebuf opendir readdir filesystem "
              "readlink symlink chdir chroot mount",
     "the environment": "getenv secure_getenv setenv putenv environ",
-    "the tests": "Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
+    "another type's memory": "reinterpret_cast const_cast bit_cast typeid",
+    "the tests": "testing Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
                  "tell_hint Witness HINT INFO",
     "the compiler": "asm extern _Pragma constructor destructor import module",
 }
@@ -35,7 +36,8 @@ PATHS = re.compile(r"/proc\b|/sys\b|/dev\b|/etc\b|LOCKSTEP_|solutions/")
 PARTS = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?(?P<end>\*/|\Z))|(?P<raw>\b(?:u8|[uUL])?R"[^(\n]{0,16}\()|"""
                    r"""(?P<number>\b\d[\w.]*(?:'[\w.]+)*)|(?P<text>(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\\n])*"""
                    r"""(?P<unquote>(?P=quote))?)""", re.DOTALL)
-ATTRIBUTES = "maybe_unused|nodiscard|fallthrough|likely|unlikely|noreturn|no_unique_address|deprecated"
+ATTRIBUTES = r"\b(?:maybe_unused|nodiscard|fallthrough|likely|unlikely|noreturn|no_unique_address)\b"
+LARGEST = 1 << 14  # characters of a task's lines: the largest solution has less than a tenth
 HEAD = 200  # words, that are enough to know a function by
 LONG = 2000  # lines that a file may have beyond those handed out, to be compared line by line
 TOKEN = re.compile(r"[A-Za-z_]\w*|[{}();=]|::|\S")
@@ -111,6 +113,8 @@ def flag(lines, begin, at_margin=False):
     """The Flags of a task's lines, the first of which is line `begin` of its file. `at_margin`: they are
     whole functions."""
     text = "\n".join(lines)
+    if len(text) > LARGEST:
+        return [Flag(begin, f"{len(text)} characters, expected {LARGEST} at most")]
     found = [Flag(begin + number, what) for number, line in enumerate(lines) for what in line_flags(line)]
     code = ""
     place = 0
@@ -154,9 +158,12 @@ def code_flags(code, at_margin):
     tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
     yield from word_flags(tokens)
     for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", "#",
-                    rf"\[\s*\[\s*(?!(?:{ATTRIBUTES})\b)\w+"):
+                    r"[*&]\s*(?:const\s*)?\)\s*[\w(&]"):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"
+    for match in re.finditer(r"\[\s*\[(.*?)(?:\]\s*\]|\Z)", code, re.DOTALL):
+        if unknown := re.sub(rf"{ATTRIBUTES}|[\s,]", "", match[1]):
+            yield match.start(), f"'{unknown[:40]}': an attribute"
     depth = 0
     for place, token in tokens:
         depth += {"{": 1, "}": -1}.get(token, 0)

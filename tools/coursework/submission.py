@@ -22,6 +22,7 @@ from coursework import SOLUTIONS, SubmissionError, tree
 LARGEST = 1 << 18  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
 MOST_FILES = 20_000
 MOST_BYTES = 64 << 20  # of an archive, packed or unpacked
+LONGEST_NOTE = 1 << 16  # bytes of a header beside a member's own
 DEEPEST = 20  # folders in each other
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 PRESSED = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ": lzma}  # by the first bytes
@@ -55,8 +56,9 @@ def read_submission(path, places, teachers=()):
     with unpacked(path) as folder:
         submission = lay(folder, places, teachers)
     if not submission.files:
+        notes = "".join(f"; {note}" for note in submission.notes)
         raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
-                              "under their names")
+                              f"under their names{notes}")
     return submission
 
 
@@ -110,10 +112,21 @@ def unpress(path, plain):
 
 
 def untar_plain(plain, folder):
+    check_headers(plain)
     with tarfile.open(fileobj=plain) as archive:
         for member in checked(archive, lambda member: (member.name, member.size)):
             if member.isfile():
                 write(folder, member.name, archive.extractfile(member))
+
+
+def check_headers(plain):
+    """Refuses long names and notes of members ("x", "g", "L", "K"): tarfile takes hours for some of a few MiB."""
+    while len(header := plain.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE:
+        size = tarfile.nti(header[124:136])
+        if header[156:157] in b"xgXLK" and size > LONGEST_NOTE:
+            raise ValueError(f"a header of {size} bytes")
+        plain.seek(-(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, 1)
+    plain.seek(0)
 
 
 def checked(members, facts):
@@ -211,9 +224,9 @@ def root_of(paths, places):
 
 
 def read_text(path):
-    """A file's text; None if it is too large, or has a zero byte."""
+    """A file's text; None if it is too large, or has a zero byte. For g++ a line ends at a carriage return, too."""
     with open(path, "rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST or b"\0" in content:
         return None
-    return content.decode(errors="replace").replace("\r\n", "\n")
+    return content.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")

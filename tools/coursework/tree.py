@@ -115,17 +115,23 @@ def remove(path):
 
 def mirror(files, folder):
     """Makes `folder` hold these files and no others; `files` maps paths to a file or to a text.
-    Files that are right already are not touched, so that a build sees what changed."""
+    Files that are right already are not touched, so that a build sees what changed. Returns the paths of the others."""
     remove_others(files, folder)
+    changed = set()
     for path, content in files.items():
         target = folder / path
         if isinstance(content, str):
-            if not target.is_file() or target.read_text() != content:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                remove(target)
-                target.write_text(content)
-        elif not same_file(content, target):
+            if target.is_file() and target.read_bytes() == content.encode():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove(target)
+            target.write_text(content, newline="")
+        elif same_file(content, target):
+            continue
+        else:
             copy_file(content, target)
+        changed.add(path)
+    return changed
 
 
 def remove_others(files, folder):

@@ -34,6 +34,7 @@ LONGEST = 300  # characters of a value, or of a message
 STARVED = 0.25  # of the deadline: others held up a program that computed less without waiting
 PATIENCE = 4  # deadlines, for a program that was held up
 FRAME = re.compile(r"^ +#\d+ .*? (\S*source/\S+?):(\d+)", re.MULTILINE)
+LINE, MOST = 1000, 1 << 20  # characters of a line, and of all, that are read of what a program prints
 
 
 @dataclass
@@ -252,7 +253,8 @@ def tell_deadline(verdict, ended):
 
 
 def cut(text):
-    """As much of a text as people read."""
+    """As much of a text as people read, and only characters that can be shown."""
+    text = "".join(each if each.isprintable() or each == "\n" else "?" for each in text[:LONGEST]) + text[LONGEST:]
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
 
 
@@ -281,6 +283,7 @@ def run_program(task, way, deadline):
             raise CourseworkError(f"{command[0]} cannot be started: {error.strerror}") from None
     seconds = time.monotonic() - begin
     computed = max(computed_by_children() - before, watch.computed)
+    output = "\n".join(line[:LINE] for line in output[:MOST].split("\n"))
     late = words.startswith(LATE)
     waits = late and watch.waits
     return Ended(words, witness.account, output, seconds, computed, waits,

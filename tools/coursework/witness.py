@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass, field
 
 MOST = 64 << 20  # bytes that a run may say
+KINDS = {"ok": bool, "line": int, "passed": int, "failed": int}  # of what an event has; all else is text
 TOLERANCE = 1e-4  # of numbers with a fraction: sums may be made in another order
 
 
@@ -135,12 +136,22 @@ class Witness:
         else:
             self.lines += 1
             try:
-                self.account.take(json.loads(text))
-            except (ValueError, KeyError, IndexError, TypeError):
+                self.account.take(checked(json.loads(text)))
+            except (ValueError, KeyError, IndexError, TypeError, RecursionError):
                 self.fail("a line that cannot be read")
 
     def fail(self, why):
         self.account.fault = self.account.fault or why
+
+
+def checked(event):
+    """An event whose numbers are numbers, and its texts texts of whole characters: a student's code may have written
+    it."""
+    for key, value in event.items():
+        if type(value) is not KINDS.get(key, str):
+            raise TypeError(f"{key}: {value!r}")
+        str(value).encode()
+    return event
 
 
 # --- Beside a run of the solution ----------------------------------------------------------------

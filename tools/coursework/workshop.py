@@ -15,7 +15,7 @@ from pathlib import Path
 from child_processes import run
 from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
 from coursework.sandbox import COMPILING as LIMITS, View
-from ninja_build import Steps, linking, run_and_say
+from ninja_build import Steps, is_compiling, linking, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -87,7 +87,15 @@ class Workshop:
                 self.is_locked = False
 
     def fill(self, files):
-        tree.mirror(files, self.source)
+        """Makes the mirror hold these files. Returns the paths of those that are new or others than before."""
+        return tree.mirror(files, self.source)
+
+    def forget(self, paths):
+        """Removes what was compiled from these sources: the next student's lines might read it."""
+        for flavour in FLAVOURS:
+            if (self.build(flavour) / "compile_commands.json").is_file():
+                for made in self.compiled_from(flavour, paths):
+                    tree.remove(self.build(flavour) / made)
 
     def build(self, flavour):
         return self.folder / flavour
@@ -147,10 +155,11 @@ class Workshop:
         return sorted({command["output"] for command in commands
                        if os.path.relpath(os.path.join(command["directory"], command["file"]), self.source) in paths})
 
-    def needed(self, flavour, programs, objects):
-        """Those of the objects that these programs are linked from."""
-        commands = run(("ninja", "-C", self.build(flavour), "-t", "commands", *programs))[1]
-        return [path for path in objects if f"-o {path} " in commands]
+    def unmade(self, flavour, programs):
+        """The objects that have yet to be compiled for these programs; not those of the tests, which belong to what is
+        secret."""
+        made = [step.rsplit(" ", 1)[-1] for step in Steps(self.build(flavour), programs).names if is_compiling(step)]
+        return [path for path in made if not path.startswith(f"{SECRET_BUILT}/")]
 
     def refresh(self, flavour):
         """Makes the build's files anew where the sources' have changed: not in the sandbox, for they are

@@ -23,6 +23,7 @@ void tell_ring(Hidden& hidden, int world_size, int64_t count) {
   const std::string which = fmt::format("{} ranks, {} numbers: ", world_size, count);
   for (const Tensor& sum : x) hidden.tell(which + "the sum", sum.to_host());
   for (const auto& comm : ranks.comms) hidden.tell(which + "bytes sent", comm->bytes_sent());
+  for (const Neighbour& rank : neighbours) hidden.tell(which + "messages", rank.messages);
 }
 
 TEST_CASE("Two ranks with other numbers", "[hidden04.1]") {
