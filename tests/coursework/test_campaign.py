@@ -6,6 +6,7 @@ words. Then the sandbox and the tests' witness are all that stands in their way.
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from processes import gone  # noqa: E402
 
 FULL = "LOCKSTEP_FULL" in os.environ
 FILE = "common/data/batch_parts.cpp"  # of task 02.1
+OBJECT = "common/data/libdata.a.p/batch_parts.cpp.o"  # what it is compiled to
 
 RIGHT = """  const int64_t size = (batch_size + parts - 1) / parts;
   std::vector<BatchPart> chunks;
@@ -36,6 +38,13 @@ NOT_REFUSED = {"knows_the_visible_values": "hidden", "never_ends": "deadline", "
                "loops_in_the_compiler": "compile", "bombs_the_compilers_words": "compile", "throws": "exception"}
 LONGEST = 240  # seconds of a submission: 2 minutes of a compiler, 20 of the tests, and what is compiled again
 ENDS = '{"event": "run ended", "passed": 9, "failed": 0}'
+
+
+OLD_KERNELS = {"runs_data_as_code"}  # may be possible with Linux before 6.3
+
+
+def is_old_kernel():
+    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 3)
 
 
 LEFT = f"lockstep-campaign-{os.getpid()}"  # the name of a file that must not be left anywhere
@@ -158,6 +167,14 @@ return connect(fd, (const sockaddr*)&to, sizeof to) == 0;"""),
         "traces_the_grader": outside("return ptrace(PTRACE_ATTACH, getppid(), 0, 0) == 0;", includes="sys/ptrace.h"),
         "starts_the_program_again": outside('execl("/proc/self/exe", "x", "[nothing]", nullptr);\nreturn false;'),
         "goes_on_in_a_child": outside("return fork() != 0;").replace(RIGHT, "    return {};"),
+        # And what a third one tried.
+        "hides_lines_behind_a_carriage_return": '  //\r#include "/proc/self/status"\r#define result {}\r  return result;',
+        "lists_two_attributes": '  [[maybe_unused, gnu::section(".text\\n#")]] static constexpr int a = 1;\n  return {};',
+        "is_compiled_again_beside_the_solutions": '#include "/proc/self/status"\n' + RIGHT,
+        "assembles_a_neighbours_object": f'  asm(".incbin \\"{OBJECT}\\"");\n' + RIGHT,
+        "runs_data_as_code": outside("""alignas(65536) static unsigned char code[65536] = {0xb8, 1, 0, 0, 0, 0xc3};
+if (mprotect(code, sizeof code, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return false;
+return reinterpret_cast<int (*)()>(code)() == 1;"""),
     }
 
 
@@ -233,7 +250,7 @@ class TestCampaign(unittest.TestCase):
 
     def test_no_fraud_gets_a_point(self):
         for way, verdicts in self.verdicts.items():
-            for name in self.frauds.keys() - (NOT_REFUSED if way else ()):
+            for name in self.frauds.keys() - (NOT_REFUSED if way else ()) - (OLD_KERNELS if is_old_kernel() else set()):
                 with self.subTest(f"{name} {way}"):
                     self.assertEqual((FAILED, 0), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
 
@@ -247,7 +264,8 @@ class TestCampaign(unittest.TestCase):
                           ("loads_a_solution", "assertion"), ("looks_for_the_nonce", "assertion"),
                           ("includes_the_hidden_cases", "compile"), ("assembles_a_solution", "compile"),
                           ("calls_home", "assertion"), ("leaves_files", "assertion"), ("asks_the_environment", "assertion"), ("writes_elsewhere", "assertion"),
-                          ("ends_by_a_signal", "crash"), ("writes_xml", "crash")):
+                          ("ends_by_a_signal", "crash"), ("writes_xml", "crash"),
+                          ("is_compiled_again_beside_the_solutions", "compile"), ("assembles_a_neighbours_object", "compile")):
             with self.subTest(name):
                 self.assertEqual(how, taken[name]["how"], taken[name])
         for name in ("prints_without_end", "takes_all_memory"):  # on a slow machine the deadline comes first
@@ -257,6 +275,9 @@ class TestCampaign(unittest.TestCase):
         for verdicts in self.verdicts.values():
             for name in ("honest", "honest_too"):
                 self.assertEqual((PASSED, 1), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
+
+    def test_the_objects_name_is_that_of_the_build(self):
+        self.assertTrue((self.place / "build/asan" / OBJECT).is_file())
 
     def test_what_lies_outside_of_the_lines_is_listed_and_not_taken(self):
         for verdicts in self.verdicts.values():

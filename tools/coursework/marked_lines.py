@@ -114,7 +114,7 @@ def flag(lines, begin, at_margin=False):
     whole functions."""
     text = "\n".join(lines)
     if len(text) > LARGEST:
-        return [Flag(begin, f"{len(text)} characters, expected {LARGEST} at most")]
+        return [Flag(begin, f"a text of {len(text)} characters, {LARGEST} at most,")]
     found = [Flag(begin + number, what) for number, line in enumerate(lines) for what in line_flags(line)]
     code = ""
     place = 0
