@@ -25,7 +25,6 @@ from processes import gone  # noqa: E402
 
 FULL = "LOCKSTEP_FULL" in os.environ
 FILE = "common/data/batch_parts.cpp"  # of task 02.1
-OBJECT = "common/data/libdata.a.p/batch_parts.cpp.o"  # what it is compiled to
 
 RIGHT = """  const int64_t size = (batch_size + parts - 1) / parts;
   std::vector<BatchPart> chunks;
@@ -171,7 +170,6 @@ return connect(fd, (const sockaddr*)&to, sizeof to) == 0;"""),
         "hides_lines_behind_a_carriage_return": '  //\r#include "/proc/self/status"\r#define result {}\r  return result;',
         "lists_two_attributes": '  [[maybe_unused, gnu::section(".text\\n#")]] static constexpr int a = 1;\n  return {};',
         "is_compiled_again_beside_the_solutions": '#include "/proc/self/status"\n' + RIGHT,
-        "assembles_a_neighbours_object": f'  asm(".incbin \\"{OBJECT}\\"");\n' + RIGHT,
         "runs_data_as_code": outside("""alignas(65536) static unsigned char code[65536] = {0xb8, 1, 0, 0, 0, 0xc3};
 if (mprotect(code, sizeof code, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return false;
 return reinterpret_cast<int (*)()>(code)() == 1;"""),
@@ -265,7 +263,7 @@ class TestCampaign(unittest.TestCase):
                           ("includes_the_hidden_cases", "compile"), ("assembles_a_solution", "compile"),
                           ("calls_home", "assertion"), ("leaves_files", "assertion"), ("asks_the_environment", "assertion"), ("writes_elsewhere", "assertion"),
                           ("ends_by_a_signal", "crash"), ("writes_xml", "crash"),
-                          ("is_compiled_again_beside_the_solutions", "compile"), ("assembles_a_neighbours_object", "compile")):
+                          ("is_compiled_again_beside_the_solutions", "compile")):
             with self.subTest(name):
                 self.assertEqual(how, taken[name]["how"], taken[name])
         for name in ("prints_without_end", "takes_all_memory"):  # on a slow machine the deadline comes first
@@ -275,9 +273,6 @@ class TestCampaign(unittest.TestCase):
         for verdicts in self.verdicts.values():
             for name in ("honest", "honest_too"):
                 self.assertEqual((PASSED, 1), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
-
-    def test_the_objects_name_is_that_of_the_build(self):
-        self.assertTrue((self.place / "build/asan" / OBJECT).is_file())
 
     def test_what_lies_outside_of_the_lines_is_listed_and_not_taken(self):
         for verdicts in self.verdicts.values():
