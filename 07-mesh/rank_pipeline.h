@@ -98,7 +98,9 @@ class StageLink {
 /// which pass follows from its list of instructions, stage 03's: every call follows the list up to
 /// the first pass for which the loop has not yet given what it needs. So a stage may make several
 /// forwards before its first backward, though the loop asks for both in turn; after the last
-/// backward() the list has ended. Micro-batches that are between the two have a context each.
+/// backward() the list has ended. Micro-batches that are between the two have a context each. A
+/// stage's last backward waits for its gradients' reductions over the other axes before it sends
+/// its own gradient on, so these are not hidden behind the stages before it.
 ///
 /// Why no rank waits forever: stage 03's simulate() follows the lists where even a send lasts until
 /// its receiver has come to the receive, and all of them end. Every operation has a time there. A

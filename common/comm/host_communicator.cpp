@@ -61,6 +61,7 @@ void HostCommunicator::Task::rethrow() const {
       // call.
       link->transport.reset();
       link->broken = link->roll_call->explain(calls, flight.number(), error.what());
+      if (link->of_rank) link->of_rank->break_off();  // the store knows why
       throw PeerLost(link->broken);
     }
   });

@@ -45,12 +45,14 @@ class HostCommunicator final : public Communicator {
  public:
   /// With a roll call, errors name the ranks concerned; without it, they are the transport's
   /// errors. `kept` is kept alive as long as tasks are queued: the flight recorder to which they
-  /// write.
+  /// write. An error breaks off all transports of the rank.
   HostCommunicator(int rank, int world_size, std::shared_ptr<HostTransport> transport,
-                   std::optional<RollCall> roll_call = {}, std::shared_ptr<const void> kept = {})
+                   std::optional<RollCall> roll_call = {}, std::shared_ptr<const void> kept = {},
+                   std::shared_ptr<const RankTransports> of_rank = {})
       : Communicator(rank, world_size, std::make_shared<SentBytes>(transport->counted_in())),
         largest_whole_sum_(transport->largest_whole_sum()),
-        link_(Link{std::move(transport), std::move(roll_call), sent(), std::move(kept), ""}),
+        link_(Link{std::move(transport), std::move(roll_call), sent(), std::move(kept),
+                   std::move(of_rank), ""}),
         staging_(rank) {}
 
   const HostTransport& transport() const { return *link_->transport; }
@@ -67,7 +69,8 @@ class HostCommunicator final : public Communicator {
     std::optional<RollCall> roll_call;
     std::shared_ptr<SentBytes> sent;
     std::shared_ptr<const void> kept;
-    std::string broken;  // that error
+    std::shared_ptr<const RankTransports> of_rank;  // null: there is no other
+    std::string broken;                             // that error
   };
   struct Task;
 

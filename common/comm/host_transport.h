@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ class HostTransport {
   virtual void transfer(const std::vector<Call>& calls) = 0;
   /// What errors call the other ranks, where they name any. Call it before the first call.
   virtual void name_peers(const std::function<std::string(int rank)>&) {}
+  /// Ends the connections to all other ranks, so that nobody waits for this one. Any thread may
+  /// call it, also while run() or transfer() waits. Where a transport cannot, it does nothing.
+  virtual void break_off() {}
   /// Bytes that run() and transfer() have given to other ranks so far. Call it on the thread that
   /// calls these two.
   virtual int64_t bytes_sent() const = 0;
@@ -38,6 +42,26 @@ class HostTransport {
   virtual int64_t largest_whole_sum() const { return 0; }
   /// Where these bytes are counted, for summaries; by default where they leave.
   virtual std::string counted_in() const { return description(); }
+};
+
+/// Those of a rank, one for each of its groups. Its calls follow each other, whatever group they
+/// are of: where one has failed, peers would wait for others that do not come any more.
+class RankTransports {
+ public:
+  void add(const std::shared_ptr<HostTransport>& transport) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(transport);
+  }
+  void break_off() const {
+    const std::lock_guard lock(mutex_);
+    for (const std::weak_ptr<HostTransport>& each : all_) {
+      if (const auto transport = each.lock()) transport->break_off();
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<HostTransport>> all_;
 };
 
 // --- What transports have in common --------------------------------------------------------------

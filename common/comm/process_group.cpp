@@ -106,7 +106,7 @@ ProcessGroup::~ProcessGroup() {
 }
 
 void ProcessGroup::end() {
-  if (!ended_) take_leave(*store_, "goodbye", "", kGoodbyeSeconds);
+  if (!ended_) take_leave(*store_, kGoodbye, "", kGoodbyeSeconds);
   ended_ = true;
   if (std::atomic<bool>* only = std::exchange(only_, nullptr)) *only = false;
 }
@@ -231,8 +231,10 @@ std::unique_ptr<Communicator> ProcessGroup::communicator(Device& device,
     const std::string id = texts_of_all(*store, "NCCL's id", mine, timeout_)[0];
     return make_nccl_rank(device, me, count, id, timeout_);
   }
-  return std::make_unique<HostCommunicator>(me, count, connect_host(*store),
-                                            RollCall(store, timeout_, debug_), flight_);
+  const std::shared_ptr<HostTransport> transport = connect_host(*store);
+  transports_->add(transport);
+  return std::make_unique<HostCommunicator>(me, count, transport, RollCall(store, timeout_, debug_),
+                                            flight_, transports_);
 }
 
 void ProcessGroup::agree_on_backend(const Device& device) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/comm/communicator.h"
+#include "common/comm/host_transport.h"
 #include "common/core/device.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
@@ -20,8 +21,6 @@
 #include "common/rendezvous/store.h"
 
 namespace lockstep {
-
-class HostTransport;
 
 struct ProcessGroupOptions {
   /// "nccl", "shm", "tcp" or "gloo"; empty: the best for the ranks' devices (backend_choice.h).
@@ -157,6 +156,7 @@ class ProcessGroup {
   bool debug_;
   int exceptions_;  // uncaught when it was made
   std::shared_ptr<FlightRecorder> flight_;
+  std::shared_ptr<RankTransports> transports_ = std::make_shared<RankTransports>();
   std::shared_ptr<Store> store_;
   bool connected_ = false, ended_ = false;
   std::atomic<bool>* only_;  // true while the process's only group lives; may be null

@@ -108,6 +108,10 @@ class ShmPeers {
   void name_peers(const std::function<std::string(int rank)>& name_of) {
     for (int rank = 0; rank < world_size(); ++rank) sockets_[size_t(rank)].name_peer(name_of(rank));
   }
+  /// As HostTransport's.
+  void break_off() const {
+    for (const Socket& socket : sockets_) socket.shut_down();
+  }
   const ShmLayout& memory() const { return memory_; }
   const Descriptor& descriptor() const { return owner_->descriptor(); }
   /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for

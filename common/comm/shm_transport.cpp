@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "common/comm/host_transport.h"
@@ -224,6 +225,10 @@ class ShmTransport final : public HostTransport {
   void name_peers(const std::function<std::string(int rank)>& name_of) override {
     peers_->name_peers(name_of);
   }
+  void break_off() override {
+    const std::lock_guard lock(leaving_);
+    if (peers_) peers_->break_off();
+  }
 
   int64_t bytes_sent() const override { return bytes_shown_ + lanes_.bytes_sent(); }
   int64_t largest_whole_sum() const override { return kSmallBytes; }
@@ -231,6 +236,7 @@ class ShmTransport final : public HostTransport {
  private:
   void leave(const Error& error) {
     broken_ = error.what();
+    const std::lock_guard lock(leaving_);
     peers_.reset();  // closes the sockets: the others learn of it
   }
 
@@ -393,6 +399,7 @@ class ShmTransport final : public HostTransport {
     return reinterpret_cast<const T*>(shown_by(rank));
   }
 
+  std::mutex leaving_;
   std::unique_ptr<ShmPeers> peers_;  // none after an error
   std::string broken_;               // that error
   ShmLayout layout_;

@@ -91,9 +91,15 @@ void TcpMesh::exchange(std::span<const OutgoingBytes> out, std::span<const Incom
     for (const Sending& message : sending) bytes_sent_ += std::ssize(message.bytes);
   } catch (const Error& error) {
     broken_ = error.what();
+    const std::lock_guard lock(closing_);
     for (Socket& peer : peers_) peer.close();
     throw;
   }
+}
+
+void TcpMesh::break_off() {
+  const std::lock_guard lock(closing_);
+  for (const Socket& peer : peers_) peer.shut_down();
 }
 
 void TcpMesh::exchange(int to, std::span<const std::byte> sent, int from,
@@ -166,6 +172,7 @@ class TcpTransport final : public HostTransport {
   void name_peers(const std::function<std::string(int rank)>& name_of) override {
     mesh_.name_peers(name_of);
   }
+  void break_off() override { mesh_.break_off(); }
 
   int64_t bytes_sent() const override { return mesh_.bytes_sent(); }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,8 @@ class TcpMesh {
   int world_size() const { return static_cast<int>(peers_.size()); }
   /// What errors call the other ranks from now on.
   void name_peers(const std::function<std::string(int rank)>& name_of);
+  /// As HostTransport's.
+  void break_off();
   /// What the connections have taken so far.
   int64_t bytes_sent() const { return bytes_sent_; }
 
@@ -60,6 +63,7 @@ class TcpMesh {
   const Socket& peer(int rank) const;
 
   int rank_;
+  std::mutex closing_;
   std::vector<Socket> peers_;  // by rank; this rank's own is closed
   int64_t bytes_sent_ = 0;
   std::string broken_;  // why no further call can work

@@ -164,6 +164,13 @@ namespace {
 constexpr const char* kLastWords = "last words";
 constexpr double kLastWordsSeconds = 1;  // for the ranks that have not yet heard why
 
+/// The first rank that left without a goodbye; empty if there is none.
+std::string who_died(Store& store) {
+  const auto [texts, gone] = look(store, kGoodbye);
+  const auto died = std::ranges::find_if(gone, [&](int rank) { return !texts.at(size_t(rank)); });
+  return died == gone.end() ? "" : store.name_of(*died) + " closed the connection";
+}
+
 }  // namespace
 
 std::vector<int> all_ranks(const Store& store) {
@@ -176,7 +183,7 @@ Meeting look(Store& store, const std::string& name) { return store.meet(name, {}
 
 std::string who_went_first(Store& store) {
   const auto [texts, gone] = look(store, kLastWords);
-  if (gone.empty()) return "";
+  if (gone.empty()) return store.job() == nullptr ? "" : who_died(*store.job());
   const std::optional<std::string>& last_words = texts.at(size_t(gone.front()));
   const std::string name = store.name_of(gone.front());
   if (!last_words) return name + " closed the connection";

@@ -62,8 +62,12 @@ std::vector<int> all_ranks(const Store& store);
 Meeting look(Store& store, const std::string& name);
 
 /// The end of the first rank that left, since others may have left because of it: "rank 3 closed
-/// the connection", "rank 3 gave up: " with its last words. Empty if all are there.
+/// the connection", "rank 3 gave up: " with its last words. Where all of a group are there, the
+/// first of the job's others that died: members may have lost it in another group. Else empty.
 std::string who_went_first(Store& store);
+
+/// What ranks leave at their good end.
+constexpr const char* kGoodbye = "goodbye";
 
 /// The end of a rank, good or bad: leaves a text under `name`. The store ends with the process that
 /// hosts it, so that rank returns when the others but `missing` have called this, too, or are gone,

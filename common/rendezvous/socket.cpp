@@ -86,6 +86,10 @@ void Socket::fail_closed(int error) const {
   fail<ConnectionClosed>("{} closed the connection{}", peer_, why);
 }
 
+void Socket::shut_down() const {
+  if (is_open()) ::shutdown(fd(), SHUT_RDWR);
+}
+
 size_t Socket::send_some(std::span<const std::byte> bytes) const {
   while (true) {
     const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);

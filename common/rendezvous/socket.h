@@ -94,6 +94,8 @@ class Socket {
   int fd() const { return fd_.get(); }
   bool is_open() const { return fd() >= 0; }
   void close() { fd_.close(); }
+  /// Ends the connection for both sides. Another thread may be waiting for it, and learns of it.
+  void shut_down() const;
 
   /// What errors call the other side: "rank 2".
   void name_peer(std::string name) { peer_ = std::move(name); }

@@ -51,6 +51,9 @@ class Store {
   virtual Meeting meet(const std::string& name, const std::optional<std::string>& mine,
                        const std::vector<int>& awaited, double timeout_seconds) = 0;
 
+  /// The whole job's store, if this is a part of it; else null.
+  virtual Store* job() { return nullptr; }
+
   /// At most kLargestValue bytes.
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// The value of a key, once it has one. Throws PeerLost after `timeout_seconds`, and at once if a
@@ -97,6 +100,7 @@ class SubgroupStore final : public Store {
   void name_places(PlaceOf place_of) override { job_->name_places(std::move(place_of)); }
   Meeting meet(const std::string& name, const std::optional<std::string>& mine,
                const std::vector<int>& awaited, double timeout_seconds) override;
+  Store* job() override { return job_.get(); }
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, double timeout_seconds) override;
   const JobKey& key() const override { return job_->key(); }

@@ -172,6 +172,36 @@ TEST_CASE("Missing ranks, and those of a transfer, are named with their places",
   CHECK(errors[3].empty());
 }
 
+TEST_CASE("A rank that has lost a group keeps nobody waiting in another one",
+          "[group][tcp][mesh][tsan]") {
+  for (const std::string backend : {"tcp", "shm"}) {
+    INFO(backend);
+    std::atomic<bool> heard = false;
+    const auto begin = Clock::now();
+    const Texts errors =
+        Job(4, backend).run_connected([&](ProcessGroup& group, Communicator&, Stream stream) {
+          const int me = group.rank();
+          const auto row = group.new_group(stream.device(), [](int rank) { return rank / 2; }),
+                     column = group.new_group(stream.device(), [](int rank) { return rank % 2; });
+          reduce(*row, stream);
+          if (me == 1) fail<BadInput>("has had enough");
+          const std::string error = message_of<PeerLost>([&] {
+            if (me == 0) return reduce(*row, stream);  // rank 0 stays, and is awaited by rank 2
+            const auto x = BasicTensor<int64_t>::from_host(stream, {1}, {1});
+            if (me == 2) column->receive(stream, x, 0);
+            if (me == 3) await([&] { return heard.load(); });
+            stream.synchronize();
+          });
+          if (me == 2) heard = true;
+          await([&] { return heard.load(); });
+          throw PeerLost(error);
+        });
+    CHECK_THAT(errors[2], ContainsSubstring("receive of 1 i64 from rank 0: ") &&
+                              ContainsSubstring("rank 1 closed the connection"));
+    CHECK(seconds_since(begin) < kSoon);
+  }
+}
+
 TEST_CASE("A rank that comes too late hears why the first one gave up", "[group][tcp][tsan]") {
   const Texts errors =
       Job(3, "tcp", kShort)
