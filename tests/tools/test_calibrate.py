@@ -106,6 +106,12 @@ class TestCalibrate(unittest.TestCase):
             self.assertAlmostEqual(3e-6, found[link]["seconds"])
             self.assertAlmostEqual(1, found[link]["bytes"] / 1e9)
 
+    def test_a_link_has_a_rate_where_noise_hides_it(self):
+        times = [(size, 8e-3) for size in (1024, 65536, 2**20, 2**24)]
+        with mock.patch.object(calibrate, "message_times", lambda *_: times):
+            found = calibrate.links(mock.Mock(kind="cpu", links={}))
+        self.assertAlmostEqual(2**24 / 8e-3, found["device"]["bytes"])
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
