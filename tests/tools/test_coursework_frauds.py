@@ -195,6 +195,12 @@ class TestArchives(Folder):
             archive.fileobj.write(header.tobuf() + b"1" * (1 << 20))
         self.refused("a.tgz", "a header of 65537 bytes")
 
+    def test_a_member_of_negative_size_is_not_read_for_ever(self):
+        header = bytearray(tarfile.TarInfo("02-x/a.cpp").tobuf(tarfile.GNU_FORMAT))
+        header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512
+        (self.root / "a.tar").write_bytes(header + bytes(1024))
+        self.refused("a.tar", "a header of -512 bytes")
+
     def test_for_a_compiler_a_line_ends_at_a_carriage_return(self):
         file = self.root / "s/02-x/a.cpp"
         self.write("s/02-x/a.cpp")

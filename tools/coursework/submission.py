@@ -123,7 +123,7 @@ def check_headers(plain):
     """Refuses long names and notes of members ("x", "g", "L", "K"): tarfile takes hours for some of a few MiB."""
     while len(header := plain.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE:
         size = tarfile.nti(header[124:136])
-        if header[156:157] in b"xgXLK" and size > LONGEST_NOTE:
+        if size < 0 or header[156:157] in b"xgXLK" and size > LONGEST_NOTE:
             raise ValueError(f"a header of {size} bytes")
         plain.seek(-(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, 1)
     plain.seek(0)
