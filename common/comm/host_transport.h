@@ -44,8 +44,9 @@ class HostTransport {
   virtual std::string counted_in() const { return description(); }
 };
 
-/// Those of a rank, one for each of its groups. Its calls follow each other, whatever group they
-/// are of: where one has failed, peers would wait for others that do not come any more.
+/// The transports of one rank, one for each of its groups. The rank's calls follow each other,
+/// whatever group they are of: when one call has failed, later ones never come, and peers in other
+/// groups would wait for them.
 class RankTransports {
  public:
   void add(const std::shared_ptr<HostTransport>& transport) {

@@ -39,13 +39,9 @@ LONGEST = 240  # seconds of a submission: 2 minutes of a compiler, 20 of the tes
 ENDS = '{"event": "run ended", "passed": 9, "failed": 0}'
 
 
-OLD_KERNELS = {"runs_data_as_code"}  # may be possible with Linux before 6.3
-
-
-def is_old_kernel():
-    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 3)
-
-
+# With --take-flagged this one may succeed on Linux before 6.3 (docs/coursework.md says so).
+NEW_KERNELS_REFUSE = {"runs_data_as_code"}
+IS_NEW_KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 3)
 LEFT = f"lockstep-campaign-{os.getpid()}"  # the name of a file that must not be left anywhere
 OWN = ("/tmp", "/dev/shm")  # a sandbox has folders of its own in these places
 
@@ -248,7 +244,8 @@ class TestCampaign(unittest.TestCase):
 
     def test_no_fraud_gets_a_point(self):
         for way, verdicts in self.verdicts.items():
-            for name in self.frauds.keys() - (NOT_REFUSED if way else ()) - (OLD_KERNELS if is_old_kernel() else set()):
+            left_out = {*NOT_REFUSED, *(() if IS_NEW_KERNEL else NEW_KERNELS_REFUSE)} if way else set()
+            for name in self.frauds.keys() - left_out:
                 with self.subTest(f"{name} {way}"):
                     self.assertEqual((FAILED, 0), (verdicts[name]["status"], verdicts[name]["points"]), verdicts[name])
 
