@@ -87,12 +87,8 @@ void MeshParallel::split(Model& model, const ModelOptions& options) {
   }
   for (const ModelBuffer* b : unsplit_->buffers()) whole_shapes_[b->name] = b->shape;
   mesh_.group().together([&] {
-    auto network = std::make_unique<TensorSplit>(options, ranks_);
-    require(ranks_.world_size() == 1 || !network->split_names().empty(),
-            "--mesh {}: no layer of this network divides by {} ranks along tensor; give another "
-            "number",
-            mesh_.shape().text(), ranks_.world_size());
-    model.network = std::move(network);
+    within(fmt::format("--mesh {}: along tensor", mesh_.shape().text()),
+           [&] { model.network = std::make_unique<TensorSplit>(options, ranks_); });
   });
   const auto is_whole = [&](const Parameter* p) {
     return torch_shape(*p) == whole_shapes_.at(p->name);

@@ -91,11 +91,12 @@ TensorSplit::TensorSplit(const ModelOptions& options, SplitRanks& ranks,
 }
 
 void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers) {
-  Names can;
+  Names can, widths;
   for (const auto& layer : layers) {
     const int64_t number = divisible(*layer, kind_);
     if (number == 0) continue;
     can.push_back(layer->name());
+    widths.push_back(fmt::format("{} has {}", layer->name(), number));
     const bool wanted = asked ? std::ranges::count(*asked, layer->name()) > 0
                               : ranks_.world_size() > 1 && number % ranks_.world_size() == 0;
     if (wanted) split_.push_back(layer->name());
@@ -106,6 +107,13 @@ void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers
             fmt::join(can, ", "));
     require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
   }
+  const bool any = asked || ranks_.world_size() == 1 || !split_.empty();
+  require(any || !can.empty(), "this network has no layer that can be split over {} ranks",
+          ranks_.world_size());
+  require(any,
+          "no layer of this network divides by {} ranks ({}); use a number that divides one of "
+          "them",
+          ranks_.world_size(), fmt::join(widths, ", "));
 }
 
 void TensorSplit::append(std::unique_ptr<Module> layer) {
@@ -286,11 +294,7 @@ TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& rank
   group.together([&] {
     std::optional<TensorSplit::Names> names;
     if (options.layers != TensorSplit::Names{"auto"}) names = options.layers;
-    auto split = std::make_unique<TensorSplit>(options.model_options(images), ranks, names);
-    require(ranks.world_size() == 1 || !split->split_names().empty(),
-            "--layers auto: no layer of this network divides by {} devices; give another number",
-            ranks.world_size());
-    model.network = std::move(split);
+    model.network = std::make_unique<TensorSplit>(options.model_options(images), ranks, names);
   });
   return static_cast<TensorSplit&>(*model.network);
 }

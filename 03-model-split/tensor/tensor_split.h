@@ -52,7 +52,7 @@ class TensorSplit final : public Sequential {
 
   /// `ranks` must outlive this object. `layers` are those to be split; by default all that can be
   /// split and divide by the number of ranks. Throws BadInput for a layer that cannot be split, or
-  /// not over so many ranks, naming it and the numbers.
+  /// not over so many ranks, naming it and the numbers, and where no layer divides by the ranks.
   TensorSplit(const ModelOptions& options, SplitRanks& ranks,
               const std::optional<Names>& layers = {});
 

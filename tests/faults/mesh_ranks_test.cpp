@@ -43,7 +43,9 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
             "--mesh: found 'data=9223372036854775808', expected axes"},
            {{"--sync-bn-group", "1", "--model", "seed-bn"}, "--sync-bn-group: in a mesh"},
            {{"--mesh", "tensor=3", "--devices", cpus(3)},
-            "--mesh tensor=3: no layer of this network divides by 3 ranks along tensor"}}) {
+            "--mesh tensor=3: along tensor: no layer of this network divides by 3 ranks "
+            "(fc1 has 256, fc2 has 256, fc3 has 256, fc4 has 256); use a number that divides one "
+            "of them"}}) {
     Words words = kOnMesh + options;
     if (std::ranges::count(options, "--devices") == 0) words = words + Words{"--devices", cpus(2)};
     const ProcessResult run = run_process(words, kDeadline);

