@@ -93,6 +93,42 @@ class TestTable(unittest.TestCase):
         self.assertIn("has the name", self.refused(ROW, {**other, "name": "the first"}))
 
 
+    def test_values_of_another_type_are_one_line(self):
+        rows = {"points": ("3", 1.5, True, 0), "id": (2.1,), "symbols": ("first",), "race": (True,), "needs": ([1],),
+                "cases": (["x"], {}), "deadline": (None,)}
+        for key, values in rows.items():
+            for value in values:
+                said = self.refused({**ROW, key: value})
+                self.assertIn(f": {key} is {json.dumps(value)}, expected a ", said)
+        self.assertIn("row 1 is [], expected an object", self.refused([]))
+        case = {"case": "one", "hidden": "two", "points": 0.5}
+        self.assertEqual(0.5, self.load({**ROW, "cases": [case]})[0].cases[0]["points"])
+        for wrong, why in (({"case": 1}, "case is 1, expected a text"), ({"points": 0}, "points is 0, expected a number"),
+                           ({"x": 1}, "unknown x"), ({"points": 1}, "cases have 1 points together")):
+            self.assertIn(why, self.refused({**ROW, "cases": [{**case, **wrong}]}))
+        self.assertIn("cases: row 1: there is no hidden", self.refused({**ROW, "cases": [{"case": "one", "points": 0.5}]}))
+
+    def test_a_file_that_is_no_table_is_one_line(self):
+        for text, why in (("", "is no JSON"), ("{", "is no JSON"), ("[]", r"is \[\], expected an object with the list"),
+                          ("{}", r"is \{\}, expected an object"), ('{"tasks": {}}', "expected an object with the list")):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / tasks.TABLE
+                path.parent.mkdir(parents=True)
+                path.write_text(text)
+                with self.assertRaisesRegex(CourseworkError, why) as caught:
+                    tasks.load_tasks(folder)
+                self.assertNotIn("\n", str(caught.exception))
+
+    def test_cases_that_are_worth_points_are_cases_of_their_task(self):
+        cases = teacher.cases_of(ROOT)
+        for task in tasks.load_tasks(ROOT):
+            kinds = [("case", task.tag)] + [("hidden", task.hidden_tag)] * (ROOT / tree.HIDDEN).is_dir()
+            for kind, tag in kinds:  # a student's tree has no hidden ones
+                names = {case.name for case in cases if tag in case.tags}
+                for row in task.cases:
+                    self.assertIn(row[kind], names, f"{task.id}: no test case {tag} has this name")
+
+
 class TestMarkers(unittest.TestCase):
     def refused(self, text):
         with self.assertRaises(CourseworkError) as caught:

@@ -7,6 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from coursework import CourseworkError  # noqa: E402
 from coursework.tasks import load_tasks  # noqa: E402
 
-print(*(task.id for task in load_tasks(ROOT)))
+try:
+    print(*(task.id for task in load_tasks(ROOT)))
+except CourseworkError as error:
+    sys.exit(str(error))

@@ -10,12 +10,14 @@ whole functions.
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from coursework import CourseworkError
+from plain_files import read_json
 
 TABLE = "tools/coursework/tasks.json"
+SHOWN = 60  # characters of a value that is not as expected
 TASK_ID = re.compile(r"\d\d\.\d+")
 OPENED = None  # in place of a body: the line that throws
 MARKER = re.compile(r"^( *)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
@@ -56,6 +58,17 @@ class Task:
         return sort_key(self.id)
 
 
+TEXT = "a text", lambda value: isinstance(value, str)
+COUNT = "a whole number of at least 1", lambda value: type(value) is int and value >= 1
+PART = "a number above 0", lambda value: type(value) in (int, float) and value > 0
+TEXTS = "a list of texts", lambda value: isinstance(value, list) and all(map(TEXT[1], value))
+ROWS = "a list of objects", lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value)
+ROW = {"id": TEXT, "name": TEXT, "file": TEXT, "symbols": TEXTS, "teaches": TEXT, "points": COUNT, "minutes": COUNT,
+       "source": TEXT, "needs": TEXTS, "deadline": COUNT, "race": TEXT, "cases": ROWS}
+NEEDED = [field.name for field in fields(Task) if field.default is MISSING]
+CASE = {"case": TEXT, "hidden": TEXT, "points": PART}
+
+
 def sort_key(task_id):
     return tuple(int(part) for part in task_id.split("."))
 
@@ -75,19 +88,45 @@ def no_such_task(word, tasks):
 
 def load_tasks(root):
     """The table of a tree, in order. Raises CourseworkError if it is not well formed."""
-    known = {field.name for field in fields(Task)}
     tasks = []
-    for row in json.loads((Path(root) / TABLE).read_text())["tasks"]:
-        name = f"{TABLE}: task {row.get('id', '(without id)')}"
-        if row.keys() - known:
-            raise CourseworkError(f"{name}: unknown {', '.join(sorted(row.keys() - known))}")
+    for number, row in enumerate(read_rows(root), 1):
+        check_type(f"{TABLE}: row {number}", row, "an object", isinstance(row, dict))
+        name = f"{TABLE}: " + (f"task {row['id']}" if isinstance(row.get("id"), str) else f"row {number}")
+        check_keys(name, row, ROW, NEEDED)
+        for place, case in enumerate(row.get("cases", ()), 1):
+            check_keys(f"{name}: cases: row {place}", case, CASE, CASE)
         lists = {key: tuple(row[key]) for key in ("symbols", "needs", "cases") if key in row}
-        try:
-            tasks.append(Task(**{**row, **lists}))
-        except TypeError as error:
-            raise CourseworkError(f"{name}: {error}") from None
+        tasks.append(Task(**{**row, **lists}))
     check_rows(tasks)
     return tasks
+
+
+def read_rows(root):
+    try:
+        table = read_json(Path(root) / TABLE)
+    except ValueError as error:
+        raise CourseworkError(f"{TABLE} is no JSON ({error}): mend it, or take the repository's") from error
+    rows = table.get("tasks") if isinstance(table, dict) else None
+    check_type(TABLE, table, 'an object with the list "tasks"', isinstance(rows, list))
+    return rows
+
+
+def check_keys(name, row, expected, needed):
+    """Checks that a row has what is needed, and each of it of its type."""
+    if unknown := sorted(row.keys() - expected.keys()):
+        raise CourseworkError(f"{name}: unknown {', '.join(unknown)}, expected {', '.join(expected)}: rename or remove it")
+    for key in needed:
+        if key not in row:
+            raise CourseworkError(f"{name}: there is no {key}, expected {expected[key][0]}: add it")
+    for key, value in row.items():
+        check_type(f"{name}: {key}", value, expected[key][0], expected[key][1](value))
+
+
+def check_type(name, value, expected, fits):
+    if not fits:
+        found = json.dumps(value)
+        raise CourseworkError(f"{name} is {found if len(found) <= SHOWN else found[:SHOWN] + '...'}, expected {expected}: "
+                              "correct it")
 
 
 def check_rows(tasks):
@@ -98,12 +137,11 @@ def check_rows(tasks):
             raise CourseworkError(f"{name}: expected an id like 02.1")
         if seen and task.order <= list(seen.values())[-1].order:
             raise CourseworkError(f"{name} comes after task {list(seen)[-1]}, expected before it")
-        if task.points < 1 or task.minutes < 1 or task.deadline < 1 or not task.symbols:
-            raise CourseworkError(f"{name}: points, minutes, deadline and symbols are needed")
-        if any(row.keys() != {"case", "hidden", "points"} or row["points"] <= 0 for row in task.cases) or \
-                sum(row["points"] for row in task.cases) >= task.points:
-            raise CourseworkError(f"{name}: cases: expected rows of case, hidden and points, which are together "
-                                  f"less than the task's {task.points}")
+        if not task.symbols:
+            raise CourseworkError(f"{name}: symbols is [], expected the task's functions: add them")
+        if (parts := sum(row["points"] for row in task.cases)) >= task.points:
+            raise CourseworkError(f"{name}: cases have {parts:g} points together, expected less than the task's "
+                                  f"{task.points}: correct them")
         if any(task.name == other.name for other in seen.values()):
             raise CourseworkError(f"{name}: another task has the name '{task.name}', too")
         for needed in task.needs:
