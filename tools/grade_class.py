@@ -6,6 +6,7 @@ goes on where it was interrupted. The exit status is 0 if every submission was g
 be, 2 if nothing could (docs/coursework.md).
 """
 
+import argparse
 import hashlib
 import json
 import os
@@ -39,10 +40,16 @@ def parse_options(argv, root):
     parser.refused = 2
     parser.add_argument("submissions", type=Path, metavar="SUBMISSIONS", help="a folder with an entry for each student")
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="a task (02.1) or stage (02), default all")
-    parser.add_argument("-o", dest="results", type=Path, metavar="RESULTS", required=True,
+    parser.add_argument("-o", dest="results", type=results_folder, metavar="RESULTS", required=True,
                         help="a folder for marks and reports")
     grade.add_options(parser, root)
     return parser.parse_args(argv)
+
+
+def results_folder(text):
+    if not text:
+        raise argparse.ArgumentTypeError("'', expected the name of a folder: name a new one, or that of an earlier run")
+    return Path(text)
 
 
 def find_students(folder):
@@ -73,7 +80,11 @@ class Results:
 
     def __init__(self, folder, wanted, given_seed=None):
         self.folder, self.students = folder, folder / "students"
-        self.students.mkdir(parents=True, exist_ok=True)
+        try:
+            self.students.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CourseworkError(f"-o {folder}: {error.strerror}; expected a folder with earlier results or a new one: "
+                                  "name another") from error
         self.plan = self.folder / "grading.json"
         if not self.plan.is_file():
             write_whole(self.plan, json.dumps(wanted, indent=1) + "\n")
@@ -102,7 +113,8 @@ class Results:
             facts = read_json(self.students / f"{name}.json")
         except (OSError, ValueError):
             return None
-        return facts if facts.get("submission") == digest and facts.get("graded") else None
+        ours = isinstance(facts, dict) and facts.get("submission") == digest and facts.get("graded")
+        return facts if ours else None
 
     def keep(self, name, facts, report):
         write_whole(self.students / f"{name}.txt", report)
@@ -196,7 +208,7 @@ def write_summary(results, rows, students, grader, chosen):
 
 
 def grade_class(options, root):
-    """Returns whether every submission was graded."""
+    """Returns the exit status: 0 if every submission was graded, 1 if not, 2 if none was."""
     if not handed_out.is_teachers(root):
         raise CourseworkError(f"{root} is a student's tree: a class is graded in the repository that has the solutions")
     table.select(table.load_tasks(root), options.tasks)  # before anything is written
@@ -222,13 +234,14 @@ def grade_class(options, root):
         grader.say = lambda text: None
         rows = grade_all(students, results, grader, chosen)
         write_summary(results, rows, students, grader, chosen)
-    return all(facts["graded"] for facts in rows.values())
+    graded = [facts["graded"] for facts in rows.values()]
+    return 0 if all(graded) else 1 if any(graded) else 2
 
 
 def main(argv, root=ROOT):
     options = parse_options(argv, root)
     try:
-        return 0 if grade_class(options, root) else 1
+        return grade_class(options, root)
     except (CourseworkError, OSError) as error:
         complain("lockstep grade-class", error)
         return 2

@@ -516,6 +516,14 @@ class TestClass(Folder):
         self.assertEqual(1, self.graded(again)["bert"]["points"])
         self.assertEqual(1, len(again.graded))
 
+    def test_a_students_file_that_is_not_ours_is_graded_again(self):
+        self.graded(Graders())
+        for text in ("[]", "7", "null", '"x"', "{", "{}"):
+            self.write("results/students/anna.json", text)
+            again = Graders()
+            self.assertEqual(1, self.graded(again)["anna"]["points"], text)
+            self.assertEqual(1, len(again.graded), text)
+
     def test_the_seed_of_the_first_run_stays_and_another_way_of_grading_is_refused(self):
         self.results()
         self.assertEqual(1, self.results(seed=2).seed)
@@ -525,6 +533,7 @@ class TestClass(Folder):
     def test_what_is_not_as_it_should_be_is_refused_before_anything_is_written(self):
         self.write("week-1/anna/02-x/a.cpp", "mine")
         for words, why in ((("99.9", "-o", "results"), "no task 99.9"),
+                           (("-o", ""), "expected the name of a folder"),
                            (("-o", "week-1/results"), "lies in week-1, where each entry is a student's")):
             done = subprocess.run([sys.executable, ROOT / "tools/grade_class.py", "week-1", *words],
                                   capture_output=True, text=True, cwd=self.root)
@@ -544,6 +553,12 @@ class TestClass(Folder):
         self.write("results/grading.json", "{")
         with self.assertRaisesRegex(CourseworkError, "grading.json says no more how the grading was made"):
             grade_class.Results(self.root / "results", {"seed": 1})
+
+    def test_results_cannot_be_where_a_file_is(self):
+        file = self.write("file", "mine")
+        for place in (file, file / "results"):
+            with self.assertRaisesRegex(CourseworkError, f"-o {place}: Not a directory; expected a folder with earlier"):
+                grade_class.Results(place, {"seed": 1})
 
     def test_two_submissions_of_one_name_are_refused(self):
         self.write("submissions/anna.zip", "x")
@@ -672,6 +687,15 @@ class TestWholeClass(Folder):
         self.assertEqual("none", rows["anna"]["sandbox"])
         self.assertEqual({f"{name}.{kind}" for name in rows for kind in ("txt", "json")},
                          {path.name for path in (self.root / "results/students").iterdir()})
+
+    def test_the_status_says_whether_all_some_or_none_was_graded(self):
+        for name in ("bert", "carl", "dora"):
+            shutil.rmtree(self.root / "submissions" / name)
+        self.write("submissions/emil/essay.txt", "x")
+        for expected in (1, 2):
+            status, said = self.run_main(grade_class.main, self.root / "submissions", "-o", self.root / f"results-{expected}")
+            self.assertEqual(expected, status, said)
+            shutil.rmtree(self.root / "submissions/anna", ignore_errors=True)
 
     def test_what_students_wrote_is_compiled_before_solutions_are_there(self):
         self.run_main(grade_class.main, self.root / "submissions", "-o", self.root / "results")
