@@ -114,6 +114,19 @@ class TestVerdict(Programs):
         self.assertEqual(("02-x/a.cpp", 3), (elsewhere.file, elsewhere.line))
         self.assertIn("the task writes", elsewhere.text)
 
+    def test_the_kind_of_what_address_sanitizer_finds_is_that_of_its_summary(self):
+        for said, kind, words in (
+                ("attempting free on address which was not malloc()-ed: 0x1", "bad-free", "does a function end without"),
+                ("attempting double-free on 0x1 in thread T0:", "double-free", "for the second time"),
+                ("requested allocation size 0xf exceeds maximum", "allocation-size-too-big", "is a size negative?"),
+                ("alloc-dealloc-mismatch (new vs free) on 0x1", "alloc-dealloc-mismatch", "uses memory that is not its own")):
+            report = f"==7==ERROR: AddressSanitizer: {said}\\n    #0 0x1 in x y.h:1\\nSUMMARY: AddressSanitizer: {kind} y.h:1\\n"
+            verdict = self.verdict(f"printf '{report}' >&2; exit 1", own_lines=range(5, 5))
+            self.assertRegex(verdict.text, f"^AddressSanitizer: {kind}: the task .*{words}")
+            self.assertEqual(("02-x/a.cpp", 5), (verdict.file, verdict.line))
+        cut_off = self.verdict("echo '==7==ERROR: AddressSanitizer: attempting double-free on 0x1'; exit 1")
+        self.assertIn("double-free: the task gives back", cut_off.text)
+
     def test_an_end_in_the_middle_is_no_pass(self):
         self.assertEqual(self.verdict("exit 0").how, "crash")
         self.assertEqual("the program ended before its last test",
@@ -433,6 +446,13 @@ class TestGrade(Folder):
         self.write("02-x/a.cpp", "// mine\n// mine, too\n" + SOURCE.replace("return 1;", "return x;"))
         self.assertEqual(5, self.graded(grader).line)
 
+    def test_a_task_with_no_line_at_all_is_at_its_end(self):
+        report = "printf '==7==ERROR: AddressSanitizer: attempting free on address\\n'; exit 1"
+        grader = self.grader("return 1;", report)
+        self.write("02-x/a.cpp", "// mine\n// mine, too\n" + SOURCE.replace("  return 1;\n", ""))
+        verdict = self.graded(grader)
+        self.assertEqual(("memory", 5), (verdict.how, verdict.line))
+
     def test_a_compiler_that_takes_too_much_costs_the_task(self):
         output = "FAILED: a.o \nc++ a.cpp\nc++: fatal error: Killed signal terminated program cc1plus\n"
         verdict = self.verdict("return 1;", outputs=[(1, output)])
@@ -545,6 +565,8 @@ class TestGrade(Folder):
         text = "\n".join(report.lines_of(verdict))
         for words in ("failed", "0.5 of 2", "1 == 2", "rounded?", "t.cpp:7", "The simplest (0.5 of 2)"):
             self.assertIn(words, text)
+        verdict.line = 0  # only the file is known
+        self.assertEqual("      at:       t.cpp", report.lines_of(verdict)[-2])
 
 
 if __name__ == "__main__":

@@ -233,7 +233,8 @@ class Grader:
         """The number that a compiled line of the task has in the submitted file."""
         own = self.own_lines(task)
         begin, lines = marked_lines.submitted_lines(self.work.texts.get(task.file, ""), task.id)
-        return line - own.start + begin if line in own and lines is not None else line
+        inside = line in own or line == own.start  # of no lines the end's marker is the first
+        return line - own.start + begin if inside and lines is not None else line
 
     def in_submission(self, task, verdict):
         if verdict.file == task.file:

@@ -15,7 +15,7 @@ def lines_of(verdict):
     if status == FAILED and verdict.how in HOW:
         status = f"failed: {'deadlock' if verdict.waits else HOW[verdict.how]}"
     lines = [f"{verdict.id:<6}{verdict.name:<28} {status:<26} {points(verdict.points)} of {verdict.of}"]
-    place = f"{verdict.file}:{verdict.line}" if verdict.file else ""
+    place = f"{verdict.file}:{verdict.line}" if verdict.file and verdict.line else verdict.file
     if verdict.status == OPEN:
         lines.append(f"      yours: {place}")
     told = {"test": verdict.case, "asserted": verdict.asserted, "found": verdict.found,

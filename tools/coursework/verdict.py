@@ -21,14 +21,19 @@ SLOWER = 5  # ThreadSanitizer's programs, at most
 ASAN = ("hard_rss_limit_mb=4096:handle_segv=0:handle_abort=0:handle_sigfpe=0:handle_sigill=0:"
         "handle_sigbus=0:detect_leaks=0:detect_container_overflow=0")
 TOO_MUCH = re.compile("AddressSanitizer: hard rss limit exhausted")
-MEMORY = re.compile(r"ERROR: AddressSanitizer: (?P<kind>[\w-]+).*?(?:\n(?P<access>READ|WRITE) of size|\Z)",
+# "attempting double-free on ...": the summary below it has the kind's own name.
+MEMORY = re.compile(r"ERROR: AddressSanitizer: (?:attempting )?(?P<kind>[\w-]+).*?(?:\n(?P<access>READ|WRITE) of size|\Z)",
                     re.DOTALL)
+SUMMARY = re.compile(r"^SUMMARY: AddressSanitizer: ([\w-]+)", re.MULTILINE)
 KINDS = {"heap-buffer-overflow": "beyond the end, or before the beginning, of memory that was taken",
          "global-buffer-overflow": "beyond the end of a global variable",
          "stack-buffer-overflow": "beyond the end of a local variable",
          "heap-use-after-free": "memory that was given back: did something move it, or end?",
          "stack-use-after-return": "a local variable of a function that has ended",
          "stack-use-after-scope": "a local variable whose block has ended"}
+DOES = {"bad-free": "gives back memory that was never taken: does a function end without return?",
+        "double-free": "gives back memory for the second time",
+        "allocation-size-too-big": "asks for more memory than there can be: is a size negative?"}
 MEANS = {"SIGXFSZ": ": more than 64 MiB were written"}
 LONGEST = 300  # characters of a value, or of a message
 STARVED = 0.25  # of the deadline: others held up a program that computed less without waiting
@@ -326,18 +331,19 @@ def tell_race(verdict, task, output, way):
 def tell_memory(verdict, task, found, output, way):
     """Puts AddressSanitizer's report in words, and says where."""
     verdict.how, verdict.asserted, verdict.found = "memory", "", ""
-    does = {"READ": "reads ", "WRITE": "writes "}.get(found["access"], "")
-    verdict.text = f"AddressSanitizer: {found['kind']}: the task {does or 'uses '}" \
-                   f"{KINDS.get(found['kind'], 'memory that is not its own')}"
+    summary = SUMMARY.search(output, found.start())
+    kind = summary[1] if summary else found["kind"]
+    does = {"READ": "reads", "WRITE": "writes"}.get(found["access"], "uses")
+    does = DOES.get(kind) or f"{does} {KINDS.get(kind, 'memory that is not its own')}"
+    verdict.text = f"AddressSanitizer: {kind}: the task {does}"
     verdict.file, verdict.line = place_in(output, task, way)
     return verdict
 
 
 def place_in(output, task, way):
     """Where a sanitizer's report leads to: the student's lines if it names one of them, else the task's
-    file; where it names neither, the first of the student's lines, which caused it."""
+    file; where it names neither, the first of the student's lines, which caused it (the end's marker if there is none)."""
     frames = [(way.in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
     own = [frame for frame in frames if frame[0] == task.file]
-    first = min(way.own_lines, default=0)
-    return min(own, default=(task.file, first), key=lambda frame: frame[1] not in way.own_lines)
+    return min(own, default=(task.file, way.own_lines.start), key=lambda frame: frame[1] not in way.own_lines)
 
