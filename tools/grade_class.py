@@ -154,7 +154,8 @@ def grade_one(grader, path, chosen):
         notes = grader.work.notes
     except Exception as error:  # whatever it is, it costs this submission and not the class
         known = isinstance(error, (CourseworkError, OSError))
-        notes = [f"could not be graded: {printable(str(error) if known else f'a fault of the grader: {error!r}')}"]
+        why = str(error) if known else f"a fault of the grader: {error!r}"
+        notes = [f"could not be graded: {printable(why.replace(str(path), path.name))}"]  # the student reads it
     facts = facts_of(path.name, verdicts, notes, time.monotonic() - begin, grader.settings)
     facts["of"], facts["graded"] = sum(task.points for task in chosen), bool(verdicts)
     return facts, students_report(facts, verdicts)

@@ -406,6 +406,8 @@ class TestSimilarity(unittest.TestCase):
     def test_the_page_names_them(self):
         page = similarity.report(self.pairs(anna=LONG, bert=LONG), {"02.1": 2})
         self.assertIn("| 02.1 | 2 | anna, bert | 1.00 | yes |", page)
+        page = similarity.report(self.pairs(**{"a|b": LONG, "bert": LONG}), {"02.1": 2})
+        self.assertIn("| 02.1 | 2 | a\\|b, bert | 1.00 | yes |", page)
 
 
 class TestServices(Folder):
@@ -489,7 +491,9 @@ class TestClass(Folder):
     def test_each_student_has_a_report_and_who_sent_nothing_of_use_has_no_points(self):
         rows = self.graded(Graders())
         self.assertEqual({"anna": 1, "bert": 0, "carl": 1, "dora": 0}, {name: row["points"] for name, row in rows.items()})
-        self.assertIn("could not be graded: ", rows["dora"]["notes"][0])
+        self.assertIn("could not be graded: dora has no file of the tree", rows["dora"]["notes"][0])
+        for place in ("students/dora.txt", "gradescope/dora.json"):
+            self.assertNotIn(str(self.root), (self.root / "results" / place).read_text())
         report = (self.root / "results/students/anna.txt").read_text()
         self.assertIn("1 of 1 points\nnote: a note\n\n02.1  the first", report)
         for folder in ("gradescope", "autolab", "students"):

@@ -497,6 +497,16 @@ class TestGrade(Folder):
         self.assertEqual((verdict.status, verdict.file), (OPEN, "02-x/a.cpp"))
         self.assertIn("not submitted, so as handed out: 02-x/a.cpp", again.work.notes)
 
+    def test_absent_files_of_tasks_that_were_not_asked_for_are_not_noted(self):
+        grader = self.grader()
+        grader.places.add("02-x/c.cpp")
+        grader.handed_out["02-x/c.cpp"] = self.write("handed-out/c.cpp", SOURCE)
+        other = dataclasses.replace(grader.tasks[0], id="02.2", file="02-x/c.cpp")
+        grader.tasks.append(other)
+        submission = lay(self.root, grader.places)
+        for chosen, notes in (([other], ["not submitted, so as handed out: 02-x/c.cpp"]), (grader.tasks[:1], [])):
+            self.assertEqual(notes, grader.take(submission, chosen).notes)
+
     def test_a_task_file_that_a_students_git_ignores_is_there(self):
         grader = self.grader("return 1;", "kill -SEGV $$")
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)

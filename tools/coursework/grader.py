@@ -67,8 +67,8 @@ class Grader:
 
     # --- What is taken -------------------------------------------------------------------------------
 
-    def take(self, submission):
-        """Looks what of a submission counts."""
+    def take(self, submission, chosen=()):
+        """Looks what of a submission counts; the notes name files of the `chosen` tasks that are absent."""
         work = Work({}, dict(submission.files), set(), {}, list(submission.notes))
         by_file = {task.file: task for task in self.tasks}
         other = []
@@ -84,10 +84,10 @@ class Grader:
             taken = ("taken, but for build files (--whole-files)" if self.settings.whole_files
                      else "not taken: only the lines between the markers are")
             work.notes.append(f"changed: {names(sorted(other))}; {taken}")
-        absent = sorted(by_file.keys() - submission.files.keys())
+        absent = by_file.keys() - submission.files.keys()
         work.texts |= {path: self.handed_out[path].read_text(errors="replace") for path in absent}
-        if absent and submission.files:
-            work.notes.append(f"not submitted, so as handed out: {names(absent)}")
+        if submission.files and (asked_for := sorted(absent & {task.file for task in chosen})):
+            work.notes.append(f"not submitted, so as handed out: {names(asked_for)}")
         for task in self.tasks:
             flags = work.flags.get(task.id, [])
             work.notes += [f"{task.file}:{flag.line}: {flag.what}" for flag in flags[:FLAGS]]
@@ -128,7 +128,7 @@ class Grader:
 
     def grade(self, submission, chosen):
         """Yields the verdict of each of these tasks. `self.work.notes` says what was not taken."""
-        self.work = self.take(submission)
+        self.work = self.take(submission, chosen)
         known = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
         self.fill(self.refused())
         known |= self.compile("asan", [task for task in chosen if task.id not in known])

@@ -72,6 +72,7 @@ def report(pairs, counts):
              "in common says little; equal layout, names and comments say more.", "",
              "| task | written by | students | share of the smaller one | same text |", "|---|---|---|---|---|"]
     for pair in pairs:
-        lines.append(f"| {pair.task} | {counts[pair.task]} | {pair.students[0]}, {pair.students[1]} | "
+        students = ", ".join(pair.students).replace("|", "\\|")
+        lines.append(f"| {pair.task} | {counts[pair.task]} | {students} | "
                      f"{pair.share:.2f} | {'yes' if pair.same_text else ''} |")
     return "\n".join(lines) + "\n"
