@@ -83,8 +83,8 @@ class Results:
         try:
             self.students.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CourseworkError(f"-o {folder}: {error.strerror}; expected a folder with earlier results or a new one: "
-                                  "name another") from error
+            raise CourseworkError(f"-o {folder}: {error.strerror}; expected a folder with earlier results or a new "
+                                  "one: name another") from error
         self.plan = self.folder / "grading.json"
         if not self.plan.is_file():
             write_whole(self.plan, json.dumps(wanted, indent=1) + "\n")

@@ -561,7 +561,7 @@ class TestClass(Folder):
     def test_results_cannot_be_where_a_file_is(self):
         file = self.write("file", "mine")
         for place in (file, file / "results"):
-            with self.assertRaisesRegex(CourseworkError, f"-o {place}: Not a directory; expected a folder with earlier"):
+            with self.assertRaisesRegex(CourseworkError, f"-o {place}: Not a directory; expected a folder"):
                 grade_class.Results(place, {"seed": 1})
 
     def test_two_submissions_of_one_name_are_refused(self):
@@ -697,7 +697,8 @@ class TestWholeClass(Folder):
             shutil.rmtree(self.root / "submissions" / name)
         self.write("submissions/emil/essay.txt", "x")
         for expected in (1, 2):
-            status, said = self.run_main(grade_class.main, self.root / "submissions", "-o", self.root / f"results-{expected}")
+            results = self.root / f"results-{expected}"
+            status, said = self.run_main(grade_class.main, self.root / "submissions", "-o", results)
             self.assertEqual(expected, status, said)
             shutil.rmtree(self.root / "submissions/anna", ignore_errors=True)
 

@@ -114,7 +114,8 @@ def read_rows(root):
 def check_keys(name, row, expected, needed):
     """Checks that a row has what is needed, and each of it of its type."""
     if unknown := sorted(row.keys() - expected.keys()):
-        raise CourseworkError(f"{name}: unknown {', '.join(unknown)}, expected {', '.join(expected)}: rename or remove it")
+        raise CourseworkError(f"{name}: unknown {', '.join(unknown)}, expected {', '.join(expected)}: rename or remove "
+                              "it")
     for key in needed:
         if key not in row:
             raise CourseworkError(f"{name}: there is no {key}, expected {expected[key][0]}: add it")
@@ -125,8 +126,8 @@ def check_keys(name, row, expected, needed):
 def check_type(name, value, expected, fits):
     if not fits:
         found = json.dumps(value)
-        raise CourseworkError(f"{name} is {found if len(found) <= SHOWN else found[:SHOWN] + '...'}, expected {expected}: "
-                              "correct it")
+        found = found if len(found) <= SHOWN else f"{found[:SHOWN]}..."
+        raise CourseworkError(f"{name} is {found}, expected {expected}: correct it")
 
 
 def check_rows(tasks):

@@ -22,8 +22,8 @@ ASAN = ("hard_rss_limit_mb=4096:handle_segv=0:handle_abort=0:handle_sigfpe=0:han
         "handle_sigbus=0:detect_leaks=0:detect_container_overflow=0")
 TOO_MUCH = re.compile("AddressSanitizer: hard rss limit exhausted")
 # "attempting double-free on ...": the summary below it has the kind's own name.
-MEMORY = re.compile(r"ERROR: AddressSanitizer: (?:attempting )?(?P<kind>[\w-]+).*?(?:\n(?P<access>READ|WRITE) of size|\Z)",
-                    re.DOTALL)
+MEMORY = re.compile(r"ERROR: AddressSanitizer: (?:attempting )?(?P<kind>[\w-]+).*?"
+                    r"(?:\n(?P<access>READ|WRITE) of size|\Z)", re.DOTALL)
 SUMMARY = re.compile(r"^SUMMARY: AddressSanitizer: ([\w-]+)", re.MULTILINE)
 KINDS = {"heap-buffer-overflow": "beyond the end, or before the beginning, of memory that was taken",
          "global-buffer-overflow": "beyond the end of a global variable",
@@ -342,7 +342,8 @@ def tell_memory(verdict, task, found, output, way):
 
 def place_in(output, task, way):
     """Where a sanitizer's report leads to: the student's lines if it names one of them, else the task's
-    file; where it names neither, the first of the student's lines, which caused it (the end's marker if there is none)."""
+    file; where it names neither, the first of the student's lines, which caused it (their end's marker if there are
+    none)."""
     frames = [(way.in_tree(match[1]), int(match[2])) for match in FRAME.finditer(output)]
     own = [frame for frame in frames if frame[0] == task.file]
     return min(own, default=(task.file, way.own_lines.start), key=lambda frame: frame[1] not in way.own_lines)
