@@ -81,6 +81,14 @@ class TestTable(unittest.TestCase):
                 self.assertEqual([path for path, text in texts.items() if line in text], [],
                                  f"{task.id}: {line}")
 
+    def test_no_link_in_a_students_tree_leads_to_what_is_left_out(self):
+        for path in tree.list_files(ROOT):
+            if not path.endswith(".md") or path.startswith(exercise.LEFT_OUT):
+                continue
+            for target in re.findall(r"\]\(([^)\s:#]+)", (ROOT / path).read_text()):
+                place = os.path.relpath((ROOT / path).parent / target, ROOT) + "/"
+                self.assertFalse(place.startswith(exercise.LEFT_OUT), f"{path}: {target}")
+
     def test_rows_that_are_wrong_are_named(self):
         self.assertEqual(self.load(ROW)[0].deadline, 20)
         self.assertIn("task 02.1: unknown colour", self.refused({**ROW, "colour": "red"}))
@@ -103,14 +111,16 @@ class TestTable(unittest.TestCase):
         self.assertIn("row 1 is [], expected an object", self.refused([]))
         case = {"case": "one", "hidden": "two", "points": 0.5}
         self.assertEqual(0.5, self.load({**ROW, "cases": [case]})[0].cases[0]["points"])
-        for wrong, why in (({"case": 1}, "case is 1, expected a text"), ({"points": 0}, "points is 0, expected a number"),
-                           ({"x": 1}, "unknown x"), ({"points": 1}, "cases have 1 points together")):
+        for wrong, why in (({"case": 1}, "case is 1, expected a text"),
+                           ({"points": 0}, "points is 0, expected a number"), ({"x": 1}, "unknown x"),
+                           ({"points": 1}, "cases have 1 points together")):
             self.assertIn(why, self.refused({**ROW, "cases": [{**case, **wrong}]}))
-        self.assertIn("cases: row 1: there is no hidden", self.refused({**ROW, "cases": [{"case": "one", "points": 0.5}]}))
+        del case["hidden"]
+        self.assertIn("cases: row 1: there is no hidden", self.refused({**ROW, "cases": [case]}))
 
     def test_a_file_that_is_no_table_is_one_line(self):
         for text, why in (("", "is no JSON"), ("{", "is no JSON"), ("[]", r"is \[\], expected an object with the list"),
-                          ("{}", r"is \{\}, expected an object"), ('{"tasks": {}}', "expected an object with the list")):
+                          ("{}", r"is \{\}, expected an object"), ('{"tasks": {}}', "an object with the list")):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / tasks.TABLE
                 path.parent.mkdir(parents=True)
