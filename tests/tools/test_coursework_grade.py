@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,14 @@ class Programs(Folder):
 
     def verdict(self, script="asserts 1; ended", task=TASK, **way):
         return verdict_of(task, self.way(script, **way))
+
+
+class TestDocument(unittest.TestCase):
+    def test_the_teachers_page_has_the_limits_of_memory(self):
+        page = " ".join((ROOT / "docs/coursework.md").read_text().split())
+        own = int(re.search(r"hard_rss_limit_mb=(\d+)", verdict_module.ASAN)[1]) // 1024
+        self.assertIn(f"AddressSanitizer, as all tasks are, ends at {own} GiB; "
+                      f"{verdict_module.RUNNING.memory >> 30} GiB is the limit for all processes", page)
 
 
 class TestVerdict(Programs):
@@ -116,11 +125,12 @@ class TestVerdict(Programs):
 
     def test_the_kind_of_what_address_sanitizer_finds_is_that_of_its_summary(self):
         for said, kind, words in (
-                ("attempting free on address which was not malloc()-ed: 0x1", "bad-free", "does a function end without"),
+                ("attempting free on address which was not malloc()-ed: 0x1", "bad-free", "end without return"),
                 ("attempting double-free on 0x1 in thread T0:", "double-free", "for the second time"),
                 ("requested allocation size 0xf exceeds maximum", "allocation-size-too-big", "is a size negative?"),
-                ("alloc-dealloc-mismatch (new vs free) on 0x1", "alloc-dealloc-mismatch", "uses memory that is not its own")):
-            report = f"==7==ERROR: AddressSanitizer: {said}\\n    #0 0x1 in x y.h:1\\nSUMMARY: AddressSanitizer: {kind} y.h:1\\n"
+                ("alloc-dealloc-mismatch (new vs free)", "alloc-dealloc-mismatch", "memory that is not its own")):
+            report = (f"==7==ERROR: AddressSanitizer: {said}\\n    #0 0x1 in x y.h:1\\n"
+                      f"SUMMARY: AddressSanitizer: {kind} y.h:1\\n")
             verdict = self.verdict(f"printf '{report}' >&2; exit 1", own_lines=range(5, 5))
             self.assertRegex(verdict.text, f"^AddressSanitizer: {kind}: the task .*{words}")
             self.assertEqual(("02-x/a.cpp", 5), (verdict.file, verdict.line))
