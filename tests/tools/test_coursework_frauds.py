@@ -71,6 +71,15 @@ class TestWords(unittest.TestCase):
         for line in ("std::basic_ifstream<char> f(p);", "std::filebuf f;", "std::ofstream f(p);"):
             self.assertTrue(self.flags(line), line)
 
+    def test_a_path_in_pieces_is_a_path(self):
+        for line in ('f("/pr" "oc/self/mem");', 'f("/pr" /* */ u8"oc");', r'f("\x2fproc");', r'f("\57proc");', r'f("\u002fdev");'):
+            self.assertTrue(self.flags(line), line)
+        self.assertEqual([], self.flags('f("/pr", "oc"); char c = \'\\0\', d = \'\\n\';'))
+
+    def test_reading_and_writing_files_by_the_system_is_flagged(self):
+        for line in ("pwrite(f, p, 64);", "std::tmpfile();", "lockf(f, 0, 0);", "faccessat(0, p, 0, 0);"):
+            self.assertTrue(self.flags(line), line)
+
     def test_objects_made_before_the_tests_in_every_way_of_writing(self):
         function = ["int f(int a = 1) {", "  return 1;", "}"]
         for line in ("int x = [] { return run(); }();", "auto x = [](int a) constexpr { return run(a); }(1);", "Run runs{};",

@@ -20,7 +20,8 @@ FORBIDDEN = {
     "a socket or a pipe": "socket socketpair connect accept bind listen sendmsg recvmsg sendto recvfrom pipe pipe2 mkfifo",
     "files": "fopen freopen fdopen open64 openat creat dup dup2 dup3 ifstream fstream ofstream basic_ifstream basic_fstream "
              "basic_ofstream filebuf basic_filebuf wifstream wfstream wofstream wfilebuf opendir readdir filesystem "
-             "readlink symlink chdir chroot mount",
+             "readlink symlink chdir chroot mount pread pread64 preadv preadv2 readv pwrite pwrite64 pwritev pwritev2 "
+             "writev lseek lseek64 lockf flock ioctl fcntl faccessat sendfile splice vmsplice tmpfile mkstemp mkdtemp",
     "the environment": "getenv secure_getenv setenv putenv environ",
     "another type's memory": "reinterpret_cast const_cast bit_cast typeid",
     "the tests": "testing Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
@@ -30,6 +31,7 @@ FORBIDDEN = {
 METHODS = ("bind", "connect", "listen", "signal", "pipe", "mount")  # not grave as members of an object
 OUTLIVES = "an object that outlives the call"  # no fraud by itself
 BUSINESS = {word: what for what, words in FORBIDDEN.items() for word in words.split()}
+BY_NUMBER = re.compile(r"\\(?:x|o|u|U|N|[0-7]{2})")  # '\0' is none
 PATHS = re.compile(r"/proc\b|/sys\b|/dev\b|/etc\b|LOCKSTEP_|solutions/")
 # What begins first hides the others. No part is looked at twice: a student's text may be long. The quotes in
 # 1'000 are a number's; those of u8'"' are not.
@@ -116,14 +118,20 @@ def flag(lines, begin, at_margin=False):
     if len(text) > LARGEST:
         return [Flag(begin, f"a text of {len(text)} characters, {LARGEST} at most,")]
     found = [Flag(begin + number, what) for number, line in enumerate(lines) for what in line_flags(line)]
-    code = ""
+    code, texts = "", [(0, "")]
     place = 0
     for part in PARTS.finditer(text):
-        code += text[place:part.start()]
+        between = text[place:part.start()]
+        code += between
+        if part["text"]:  # texts side by side are one
+            begun, said = (part.start(), "") if between.strip(" \n\tu8UL") else texts.pop()
+            texts.append((begun, said + part["text"][1:-1]))
         found += [Flag(begin + line_of(text, part.start()), what) for what in part_flags(part)]
         code += part[0] if part["number"] else re.sub(r"[^\n]", " ", part[0])
         place = part.end()
     code += text[place:]
+    found += [Flag(begin + line_of(text, place), f"'{path[0]}' in a text") for place, said in texts
+              if (path := PATHS.search(said))]
     found += [Flag(begin + line_of(code, place), what, OUTLIVES not in what)
               for place, what in code_flags(code, at_margin)]
     return sorted(set(found), key=lambda one: (one.line, one.what))
@@ -149,8 +157,8 @@ def part_flags(part):
         yield "a comment without an end"
     elif part["text"] and not part["unquote"]:
         yield "a text without an end"
-    elif part["text"] and (found := PATHS.search(part["text"])):
-        yield f"'{found[0]}' in a text"
+    elif part["text"] and (found := BY_NUMBER.search(part["text"])):
+        yield f"'{found[0]}': a character by its number"
 
 
 def code_flags(code, at_margin):
