@@ -63,7 +63,7 @@ def write_tree(root, files, tasks, target, assistant_page=True):
             tree.copy_file(root / path, target / path)
             continue
         opened = table.open_text((root / path).read_text(), path)
-        for copy in (target / path, target / solutions.OPEN / path):
+        for copy in (target / path, target / solutions.OPEN_FILES / path):
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(opened)
     page, name = ASSISTANT_PAGE

@@ -138,6 +138,8 @@ def grade(options, root):
     """Grades and reports. Returns whether all passed."""
     begin = time.monotonic()
     for option, path in (("--json", options.json), ("--gradescope", options.gradescope)):
+        if path and path.resolve() in {Path(word).resolve() for word in options.words}:
+            raise CourseworkError(f"{option} {path}: that is the submission; expected another file")
         if path:
             clear_file(option, path)
     place, _ = sort_words(options.words, root)

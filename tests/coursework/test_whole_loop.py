@@ -97,7 +97,7 @@ class TestWholeLoop(unittest.TestCase):
         """Exit status and verdicts, by task, of a tree with these lines for tasks, and without
         these files."""
         for task in self.tasks.values():
-            handed_out = self.student / solutions.OPEN / task.file
+            handed_out = self.student / solutions.OPEN_FILES / task.file
             (self.student / task.file).write_text(handed_out.read_text())
         for task_id, body in bodies.items():
             file = self.student / self.tasks[task_id].file

@@ -36,6 +36,16 @@ class TestWorkshop(Folder):
             Workshop(self.root / "b").configure("plain", "grade")
         self.assertEqual(len(configured), 2)
 
+    def test_a_folder_with_things_of_others_is_not_emptied(self):
+        thesis = self.write("mine/source/thesis.txt")
+        with self.assertRaisesRegex(CourseworkError, "mine has a source that no command for coursework made"):
+            with Workshop(self.root / "mine").locked(print):
+                pass
+        self.assertTrue(thesis.is_file())
+        for _ in range(2):
+            with Workshop(self.root / "new").locked(print):
+                Workshop(self.root / "new").fill({"a.cpp": "x"})
+
     def test_a_table_that_changed_is_configured_anew(self):
         configured = []
 

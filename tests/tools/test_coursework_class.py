@@ -133,6 +133,33 @@ class TestSubmission(Folder):
         self.assertEqual(["02-x/a.cpp"], list(found.files))
         self.assertEqual(["not taken, they are the teacher's, and changed: meson.build, tests/a.cpp"], found.notes)
 
+    def test_new_files_outside_of_the_students_folders_and_a_second_version_are_named(self):
+        for path in ("02-x/a.cpp", "sitecustomize.py", "tests/coursework/evil.cpp", "build/x.o", "data/x", "solutions/02.1.o"):
+            self.write(f"v1/{path}", "mine")
+        self.write("common/x")
+        teachers = {"meson.build": self.write("own/meson.build", "x")}
+        self.assertEqual(["not taken, they have no place in the tree: sitecustomize.py, tests/coursework/evil.cpp"],
+                         read_submission(self.root / "v1", PLACES, teachers).notes)
+        for version in ("v1", "v2"):
+            self.write(f"both/{version}/02-x/a.cpp", version)
+        found = read_submission(self.root / "both", PLACES, teachers)
+        self.assertEqual({"02-x/a.cpp": "v1"}, found.files)
+        self.assertEqual(["not taken, they have no place in the tree: v2/02-x/a.cpp"], found.notes)
+
+    def test_folders_may_have_any_name(self):
+        for folder in ("my-solutions", "solutions", "build-2", "data", "x"):
+            for path in ("common/data/loader.cpp", "data/loader.cpp", "loader.cpp"):
+                shutil.rmtree(self.root / "anna", ignore_errors=True)
+                self.write(f"anna/{folder}/{path}", "mine")
+                self.assertEqual({"common/data/loader.cpp": "mine"}, self.read("anna").files, f"{folder}/{path}")
+
+    def test_names_from_the_root_are_those_below_it(self):
+        with tarfile.open(self.root / "a.tar", "w") as archive:
+            member = tarfile.TarInfo("/home/anna/tree/02-x/a.cpp")
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"mine"))
+        self.assertEqual({"02-x/a.cpp": "mine"}, self.read("a.tar").files)
+
     def test_a_backup_does_not_count_beside_the_file(self):
         self.write("anna/backup/common/data/loader.cpp", "old")
         self.write("anna/common/data/loader.cpp", "mine")

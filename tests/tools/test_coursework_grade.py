@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import grade  # noqa: E402
-from coursework import CourseworkError, grader as grader_module, report, solutions, tasks  # noqa: E402
+from coursework import CourseworkError, grader as grader_module, marked_lines, report, solutions, tasks  # noqa: E402
 from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
 from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
@@ -364,7 +364,7 @@ class TestGrade(Folder):
         are what the compiler prints, one call after the other: of the objects, of the programs."""
         self.write(tasks.TABLE, json.dumps({"tasks": [ROW]}))
         self.write("02-x/a.cpp", SOURCE.replace("return 1;", section))
-        self.write(f"{solutions.OPEN}/02-x/a.cpp", SOURCE.replace("return 1;", 'open_task("x");'))
+        self.write(f"{solutions.OPEN_FILES}/02-x/a.cpp", SOURCE.replace("return 1;", 'open_task("x");'))
         self.write("common/a.h", "int a;\n")
         if not (self.root / solutions.MANIFEST).exists():
             solutions.write_manifest(self.root)
@@ -426,6 +426,15 @@ class TestGrade(Folder):
         self.assertIn("two = 2", compiled)
         self.assertEqual(["02-x/a.cpp differs outside of the markers, first at 'const int two = 3;' (1 lines)"],
                          grader.work.notes)
+
+    def test_a_marker_that_was_moved_or_lost_its_name_hides_no_other_difference(self):
+        begin, end = "// [task 02.1] the first", "// [end 02.1]"
+        for ours, theirs, lines in ((end, end + " ", 1), (f"  {begin}", f"\t{begin}", 1), (begin, "// [task 02.1]", 2)):
+            text = SOURCE.replace(ours, theirs).replace("two = 2", "two = 3")
+            self.assertNotEqual(text, SOURCE.replace("two = 2", "two = 3"))
+            taken = marked_lines.take(SOURCE, text, "02-x/a.cpp")
+            self.assertEqual((), taken.lost)
+            self.assertRegex(taken.outside, rf"differs outside of the markers, first at '.*' \({lines} lines\)")
 
     def test_whole_files_are_taken_where_they_are_asked_for(self):
         grader = self.grader("return 7;", whole_files=True)
@@ -575,6 +584,9 @@ class TestGrade(Folder):
             told = self.refused("--json", place)
             self.assertIn(f"--json {place}: {what}", told)
             self.assertIn("expected a file's name", told)
+        for option in ("--json", "--gradescope"):
+            self.assertIn(f"{option} {old}: that is the submission", self.refused(self.write("old.json", "{}"), option, old))
+        self.assertTrue(old.exists())
         with contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(grade.main(["--json", "/proc/x.json"]), 2)
         self.assertIn("/proc/x.json", said.getvalue())

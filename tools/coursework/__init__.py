@@ -8,6 +8,7 @@ and tools/grade_class.py are the commands.
 """
 
 SOLUTIONS = "solutions"  # the folder of a student's tree with the prebuilt objects
+OPEN_FILES = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
 
 
 class CourseworkError(Exception):

@@ -53,7 +53,7 @@ class Grader:
                                   "exercise DIR' has made")
         self.tasks = table.load_tasks(own)
         self.handed_out = {path: own / path for path in tree.list_files(own)}
-        self.handed_out |= {task.file: own / solutions.OPEN / task.file for task in self.tasks}
+        self.handed_out |= {task.file: own / solutions.OPEN_FILES / task.file for task in self.tasks}
         if settings.hidden:
             self.handed_out |= {f"{tree.HIDDEN}/{path.name}": path for path in (settings.hidden / tree.HIDDEN).iterdir()}
         self.places = {path for path in self.handed_out if tree.is_students(path)}

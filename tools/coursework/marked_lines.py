@@ -90,16 +90,23 @@ def submitted_lines(text, task_id):
     return (0, None) if any(map(table.LIKE_A_MARKER.search, lines)) else (begin + 2, lines)
 
 
+def outside_lines(text, task_ids):
+    """The lines outside of the markers of these tasks; all, where those are not as they should be. An editor may have
+    moved a marker: how far it is indented does not count."""
+    lines = text.split("\n")
+    for task_id in task_ids:
+        begin, own = submitted_lines("\n".join(lines), task_id)
+        if own is not None:
+            del lines[begin - 1:begin - 1 + len(own)]
+    return [line.strip() if table.LIKE_A_MARKER.search(line) else line.rstrip() for line in lines]
+
+
 def differences(handed_out, submitted, file):
     """The places outside of the markers where a file differs, in words; "" if there are none."""
-    try:
-        theirs = table.outside_text(submitted, file).split("\n")
-    except CourseworkError as error:
-        return str(error)
-    ours = table.outside_text(handed_out, file).split("\n")
+    task_ids = [section.id for section in table.find_sections(handed_out, file)]
+    ours, theirs = (outside_lines(text, task_ids) for text in (handed_out, submitted))
     if len(theirs) > len(ours) + LONG:
         return f"{file} has {len(theirs)} lines outside of the markers, handed out were {len(ours)}"
-    ours, theirs = ([line.rstrip() for line in lines] for lines in (ours, theirs))
     changes = [change for change in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
                if change[0] != "equal"]
     if not changes:

@@ -15,11 +15,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from coursework import CourseworkError, SOLUTIONS, names, tasks as table, tree
+from coursework import CourseworkError, OPEN_FILES, SOLUTIONS, names, tasks as table, tree
 from coursework.workshop import compiler
 
 MANIFEST = f"{SOLUTIONS}/manifest.json"
-OPEN = f"{SOLUTIONS}/open"  # the files with tasks as they were handed out
 
 
 def make_solutions(workshop, tasks, target, say):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, TemporaryFile
 
-from coursework import SOLUTIONS, SubmissionError, tree
+from coursework import OPEN_FILES, SubmissionError, tree
 
 LARGEST = 1 << 18  # bytes of a file, in a submission: the largest handed-out one has less than a tenth
 MOST_FILES = 20_000
@@ -144,9 +144,10 @@ def too_much():
 
 
 def write(folder, name, content):
-    """Writes a member below the folder; one whose name leads elsewhere is left out."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or len(path.parts) not in range(1, DEEPEST + 1):
+    """Writes a member below the folder, as tar does with names from the root; one whose name leads elsewhere is left
+    out."""
+    path = PurePosixPath(name.replace("\\", "/").lstrip("/"))
+    if ".." in path.parts or len(path.parts) not in range(1, DEEPEST + 1):
         return
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,18 +162,10 @@ def lay(folder, places, teachers=()):
     found = Submission()
     paths = list_plain(folder)
     root = root_of(paths, places)
-    by_name = {}
-    for place in places:
-        by_name.setdefault(place.rsplit("/", 1)[-1], []).append(place)
     strange, changed = [], []
     # Files in their places come first: a backup does not count beside them.
-    for path in sorted(paths, key=lambda path: path.removeprefix(root) not in places):
-        place = path.removeprefix(root)
-        if place not in places and not root:
-            place = next((one for one in places if path.endswith("/" + one)), place)
-        if place not in places and "/" not in path.removeprefix(root):  # a file by itself, under its name
-            fitting = by_name.get(path.rsplit("/", 1)[-1], [])
-            place = fitting[0] if len(fitting) == 1 else place
+    for path in sorted(paths, key=lambda path: path.removeprefix(root or "") not in places):
+        place = place_of(path, root, places)
         if place in places and place not in found.files:
             text = read_text(folder / path)
             if text is None:
@@ -182,7 +175,7 @@ def lay(folder, places, teachers=()):
         elif place in teachers:
             if not tree.same_text(folder / path, teachers[place]):
                 changed.append(printable(path))
-        elif tree.is_students(place):
+        elif tree.is_students(place) or teachers and not tree.is_made(place):
             strange.append(printable(path))
     for paths, what in ((strange, "they have no place in the tree"), (changed, "they are the teacher's, and changed")):
         if paths:
@@ -191,25 +184,41 @@ def lay(folder, places, teachers=()):
     return found
 
 
+def place_of(path, root, places):
+    """Where a file of a submission belongs: below `root` at its path. A file beside that is known by its name, and so
+    are all if no file has its path (root None), which may also be the end of one."""
+    inside = path.removeprefix(root or "")
+    if inside in places:
+        return inside
+    if not root and (whole := next((place for place in places if path.endswith("/" + place)), None)):
+        return whole
+    for known in (inside, path.rsplit("/", 1)[-1]) if root is None or "/" not in inside else ():
+        fitting = [place for place in places if place.endswith("/" + known)]
+        if len(fitting) == 1:
+            return fitting[0]
+    return inside
+
+
 def printable(name):
     """A file's name as a report may show it: students choose their names, which may hold any byte."""
     return "".join(character if character.isprintable() else "?" for character in name[:300])
 
 
 def list_plain(folder):
-    """Paths of the regular files in a folder; git, links, solutions and what is built are left out."""
+    """Paths of the regular files in a folder; git, links, what is built, and handed-out files of the solutions are left
+    out."""
     paths = []
     for path in sorted(tree.walk(folder)):
         if len(paths) > MOST_FILES:
             raise SubmissionError(f"{folder} has more than {MOST_FILES} files, expected a tree or files of it")
-        if f"{SOLUTIONS}/" not in path and tree.is_plain(folder, path):
+        if f"/{OPEN_FILES}/" not in f"/{path}" and tree.is_plain(folder, path):
             paths.append(path)
     return paths
 
 
 def root_of(paths, places):
-    """The folder, as "a/b/", below which most files have their places."""
-    best, most = "", 0
+    """The folder, as "a/b/", below which most files have their places; None if none has."""
+    best, most = None, 0
     counts = {}
     for path in paths:
         parts = path.split("/")

@@ -20,7 +20,7 @@ TABLE = "tools/coursework/tasks.json"
 SHOWN = 60  # characters of a value that is not as expected
 TASK_ID = re.compile(r"\d\d\.\d+")
 OPENED = None  # in place of a body: the line that throws
-MARKER = re.compile(r"^( *)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
+MARKER = re.compile(r"^([ \t]*)// \[(task|end) (\d\d\.\d+)\](?: (\S.*))?$")
 LIKE_A_MARKER = re.compile(r"//\s*\[(task|end)\b")
 
 

@@ -23,6 +23,12 @@ def is_students(path):
     return top == "common" or bool(STAGE.fullmatch(top))
 
 
+def is_made(path):
+    """Whether a file, by its path in the tree, is built, fetched, or one of the prebuilt solutions."""
+    top = path.split("/")[0]
+    return top == SOLUTIONS or bool(MADE.fullmatch(top))
+
+
 def list_files(root):
     """Paths of a tree's regular files: those that git does not ignore; without git, all that are
     not built or fetched."""
@@ -71,13 +77,13 @@ def ask_git(root, *which):
 
 
 def walk(root):
-    """Paths of everything in a folder and its folders, except litter and what is built or
-    fetched."""
+    """Paths of everything in a folder and its folders, except litter and, in a tree, what is built or fetched."""
+    is_tree = os.path.isdir(os.path.join(root, "common"))
     found = []
     for folder, folders, files in os.walk(str(root)):
         at_top = folder == str(root)
         folders[:] = [name for name in folders if not LITTER.fullmatch(name)
-                      and not (at_top and MADE.fullmatch(name))]
+                      and not (at_top and is_tree and MADE.fullmatch(name))]
         below = os.path.relpath(folder, root)
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         found += [os.path.normpath(os.path.join(below, name)) for name in files + links

@@ -74,6 +74,10 @@ class Workshop:
             yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        if foreign := [name for name in ("source", *FLAVOURS) if os.path.lexists(self.folder / name)]:
+            if not (self.folder / "lock").is_file():
+                raise CourseworkError(f"{self.folder} has a {foreign[0]} that no command for coursework made; expected "
+                                      "an empty folder, or a new one")
         with open(self.folder / "lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
