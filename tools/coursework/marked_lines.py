@@ -173,7 +173,7 @@ def code_flags(code, at_margin):
     tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
     yield from word_flags(tokens)
     for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", "#",
-                    r"[*&]\s*(?:const\s*)?\)\s*[\w(&]"):
+                    r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable)\b)[\w(&]"):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"
     for match in re.finditer(r"\[\s*\[(.*?)(?:\]\s*\]|\Z)", code, re.DOTALL):
