@@ -292,9 +292,11 @@ void TensorProgramOptions::add_to(OptionParser& parser) {
 TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& ranks,
                            ProcessGroup& group, const TensorProgramOptions& options) {
   group.together([&] {
-    std::optional<TensorSplit::Names> names;
-    if (options.layers != TensorSplit::Names{"auto"}) names = options.layers;
-    model.network = std::make_unique<TensorSplit>(options.model_options(images), ranks, names);
+    const auto split = [&](const std::optional<TensorSplit::Names>& layers) {
+      model.network = std::make_unique<TensorSplit>(options.model_options(images), ranks, layers);
+    };
+    if (options.layers != TensorSplit::Names{"auto"}) return split(options.layers);
+    within("--layers auto", [&] { split({}); });
   });
   return static_cast<TensorSplit&>(*model.network);
 }

@@ -243,7 +243,7 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   check({"--layers", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
   check({"--layers", "fc2"}, {"--layers", "'fc2'", "conv2, fc1"});
   check({"--layers", "conv2,fc1,conv2"}, {"--layers", "'conv2' twice", "once"});
-  check({"--devices", "cpu:0,cpu:1,cpu:2"}, {"--layers auto", "3 devices"});
+  check({"--devices", "cpu:0,cpu:1,cpu:2"}, {"--layers auto: no layer", "3 ranks", "fc1 has 320"});
   check({"--emulate", "chunk:2"}, {"--emulate"});
   check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's
 }
