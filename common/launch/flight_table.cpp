@@ -223,13 +223,15 @@ class FlightWords {
     return fmt::format("{:.2f} s", double(std::max<int64_t>(job_.now_ns() - ns, 0)) * 1e-9);
   }
 
-  /// "all_reduce of 5 f32, sum, group of ranks 1, 2"
+  /// "all_reduce of 5 f32, sum, group of ranks 1, 2", "receive of 5 f32 from rank 0, in a group:
+  /// rank 1 of the job"
   std::string call_text(const FlightEntry& call) const {
     const std::string text = flight_text(call.text);
     if (call.group == 0) return text;
     const std::set<int> members = members_of(call, job_.world_size());
-    const bool known = call.kind != kTransfers && !members.empty();
-    return fmt::format("{}, group of {}", text, known ? ranks_text(members) : "some ranks");
+    if (members.empty()) return text + ", group of some ranks";
+    if (call.kind != kTransfers) return fmt::format("{}, group of {}", text, ranks_text(members));
+    return fmt::format("{}, in a group: {} of the job", text, ranks_text(members));
   }
 
   /// How a rank ended; empty if it has not.

@@ -165,6 +165,11 @@ TEST_CASE("Ranks in transfers wait for their peers", "[flight]") {
   const Rank back = Rank(2, 3).call(2, 6, 0, "receive of 1 f32 from rank 0").transfer_with(0b001);
   CHECK_THAT(printed_table({sends, receives, back}),
              ContainsSubstring("ranks 0, 1, 2 wait for each other"));
+  // In a group the text has the peer's number there; it needs rank 2 of the job.
+  Rank in_group = Rank(0, 3).call(1, 5, 0, "receive of 1 f32 from rank 1").transfer_with(0b100);
+  in_group.made.log.entries.back().group = 7;
+  CHECK_THAT(printed_table({in_group, elsewhere}),
+             ContainsSubstring("receive of 1 f32 from rank 1, in a group: rank 2 of the job"));
 }
 
 TEST_CASE("Where all ranks have come, nobody is late", "[flight]") {
