@@ -107,13 +107,14 @@ void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers
             fmt::join(can, ", "));
     require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
   }
-  const bool any = asked || ranks_.world_size() == 1 || !split_.empty();
-  require(any || !can.empty(), "this network has no layer that can be split over {} ranks",
+  if (asked || ranks_.world_size() == 1 || !split_.empty()) return;
+  require(!can.empty(),
+          "this network has no layer that can be split over {} ranks; use one rank, or another "
+          "--model",
           ranks_.world_size());
-  require(any,
-          "no layer of this network divides by {} ranks ({}); use a number that divides one of "
-          "them",
-          ranks_.world_size(), fmt::join(widths, ", "));
+  fail<BadInput>(
+      "no layer of this network divides by {} ranks ({}); use a number that divides one of them",
+      ranks_.world_size(), fmt::join(widths, ", "));
 }
 
 void TensorSplit::append(std::unique_ptr<Module> layer) {

@@ -9,7 +9,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from coursework import CourseworkError, tasks as table
+from coursework import tasks as table
 
 FORBIDDEN = {
     "a process": "system popen fork vfork clone posix_spawn posix_spawnp execl execle execlp execv execve execvp execvpe "

@@ -386,8 +386,9 @@ TEST_CASE("Ranks by which no layer divides are refused with the widths", "[tenso
              ContainsSubstring("no layer of this network divides by 3 ranks (conv2 has 20, "
                                "fc1 has 320); use a number that divides one of them"));
   CHECK_THAT(split(resnet_options(4)), ContainsSubstring("(block1.0 has 4, block1.1 has 4, "));
-  CHECK_THAT(split({.kind = ModelKind::mlp, .width = 6, .depth = 1}),
-             ContainsSubstring("this network has no layer that can be split over 3 ranks"));
+  CHECK_THAT(
+      split({.kind = ModelKind::mlp, .width = 6, .depth = 1}),
+      ContainsSubstring("this network has no layer that can be split over 3 ranks; use one rank"));
 }
 
 TEST_CASE("Layers that cannot be split are refused with those that can", "[tensorsplit][row55]") {
