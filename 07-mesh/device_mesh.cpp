@@ -120,9 +120,9 @@ DeviceMesh::DeviceMesh(const MeshShape& shape, ProcessGroup& group, Device& devi
       world_(world) {
   group.together([&] {
     require(shape_.ranks() == group.world_size(),
-            "--mesh {}: has {} ranks, expected {}, as many as there are; change the sizes, or "
+            "--mesh {}: has {} rank{}, expected {}, as many as there are; change the sizes, or "
             "--devices",
-            shape_.text(), shape_.ranks(), group.world_size());
+            shape_.text(), shape_.ranks(), shape_.ranks() == 1 ? "" : "s", group.world_size());
   });
   group.name_places([shape = shape_](int rank) { return shape.place_of(rank); }, world);
   world.set_name(shape_.name_along({kAllAxes.begin(), kAllAxes.end()}));

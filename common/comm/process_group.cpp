@@ -37,7 +37,7 @@ LaunchContract checked(const LaunchContract& contract, const ProcessGroupOptions
 }
 
 StoreOptions options_of_store(const LaunchContract& contract, double timeout_seconds,
-                              const Store::PlaceOf& place_of) {
+                              const PlaceOf& place_of) {
   StoreOptions options = store_options(contract);
   options.place_of = place_of;
   options.connect_seconds = timeout_seconds;
@@ -80,6 +80,7 @@ ProcessGroup::ProcessGroup(const LaunchContract& contract, const ProcessGroupOpt
   // The local rank is its place in our launcher's memory; other launchers may not tell it.
   flight_ = std::make_shared<FlightRecorder>(rank(), world_size(), contract_.local_rank.value_or(0),
                                              file.empty() ? "" : path_of_rank(file, rank()));
+  if (options.place_of) set_place(options.place_of(rank()));
   store_ = find_ranks(options);
   const NamedValues mine = {{"--backend", backend_.empty() ? "auto" : backend_},
                             {kDebug, debug_ ? "collectives" : "nothing"}};
@@ -113,9 +114,13 @@ void ProcessGroup::end() {
 
 // --- Texts ---------------------------------------------------------------------------------------
 
-void ProcessGroup::name_places(const Store::PlaceOf& place_of, Communicator& world) {
-  place_ = place_of(rank());
+void ProcessGroup::set_place(const std::string& place) {
+  place_ = place;
   flight_->name_place(place_);
+}
+
+void ProcessGroup::name_places(const PlaceOf& place_of, Communicator& world) {
+  set_place(place_of(rank()));
   store_->name_places(place_of);
   world.set_names([store = store_](int rank) { return store->name_of(rank); });
   if (auto* const host = dynamic_cast<HostCommunicator*>(&world)) host->name_peers();

@@ -15,6 +15,7 @@
 #include "common/comm/communicator.h"
 #include "common/comm/host_transport.h"
 #include "common/core/device.h"
+#include "common/core/text.h"
 #include "common/rendezvous/agreement.h"
 #include "common/rendezvous/launch_contract.h"
 #include "common/rendezvous/simulated_ranks.h"
@@ -35,9 +36,9 @@ struct ProcessGroupOptions {
   std::string flight_file{};
   /// Set if the ranks are simulated: then this thread stands for one kind of them.
   std::optional<SimulatedRanks> simulated{};
-  /// As name_places()'s, if it is known before the ranks have come: for the names of those that do
-  /// not come.
-  Store::PlaceOf place_of{};
+  /// As name_places()'s, if it is known before the ranks have come: then the group's errors say
+  /// places from the start.
+  PlaceOf place_of{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
 };
@@ -78,7 +79,7 @@ class ProcessGroup {
   Store& store() { return *store_; }
   /// From now on errors of this group, of `world`, which connect() has made, and of further groups
   /// say where ranks are among the others: "rank 3 (data 1, tensor 1)". So does the launcher.
-  void name_places(const Store::PlaceOf& place_of, Communicator& world);
+  void name_places(const PlaceOf& place_of, Communicator& world);
   /// This rank's; may be empty.
   const std::string& place() const { return place_; }
   /// What it has been doing.
@@ -140,6 +141,7 @@ class ProcessGroup {
   std::shared_ptr<Store> find_ranks(const ProcessGroupOptions& options);
   std::vector<std::string> exchange_as(const std::string& name, const std::string& mine);
   void do_together(const std::function<void()>& work);
+  void set_place(const std::string& place);
   void fail_alike(const std::function<void()>& work);
   void fail_once(int speaker, const std::exception_ptr& error, const std::exception_ptr& mine);
   void agree_on_backend(const Device& device);

@@ -10,11 +10,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 
@@ -70,6 +72,23 @@ std::string listed(const Items& items) {
 template <class Ranks>
 std::string name_ranks(const Ranks& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
+}
+
+/// Where a rank is among the others: "data 1, tensor 1"; may be empty.
+using PlaceOf = std::function<std::string(int rank)>;
+
+/// Ranks with their places: "rank 1 (data 0, tensor 1), rank 3 (data 1, tensor 1)". Without
+/// `place_of` as above.
+template <class Ranks>
+std::string name_ranks(const Ranks& ranks, const PlaceOf& place_of) {
+  if (!place_of) return name_ranks(ranks);
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    const std::string place = place_of(rank);
+    names.push_back(place.empty() ? fmt::format("rank {}", rank)
+                                  : fmt::format("rank {} ({})", rank, place));
+  }
+  return listed(names);
 }
 
 }  // namespace lockstep

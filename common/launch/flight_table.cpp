@@ -506,19 +506,31 @@ FlightMemory::FlightMemory(int first_rank, int ranks) : first_rank_(first_rank),
   }
 }
 
+/// What the rank of that place in the memory has left; nothing if it left nothing that can be read.
+std::optional<FlightLog> FlightMemory::log_of(int local) const {
+  if (!memory_) return {};
+  const auto words = copy_flight_page(memory_->data() + size_t(local) * flight_stride());
+  if (is_empty_flight_page(words)) return {};  // a program without a process group, or not yet
+  try {
+    FlightLog log = read_flight_page(words);
+    if (log.header.rank == uint64_t(first_rank_ + local)) return log;
+  } catch (const BadInput&) {
+  }
+  return {};
+}
+
+std::string FlightMemory::place_of(int rank) const {
+  const std::optional<FlightLog> log = log_of(rank - first_rank_);
+  return log ? log->place : "";
+}
+
 std::vector<std::string> FlightMemory::table(const std::vector<RankEnd>& ends,
                                              const RankEnd& cause) const {
   std::vector<FlightRank> ranks;
-  for (int local = 0; memory_ && local < ranks_; ++local) {
-    const auto words = copy_flight_page(memory_->data() + size_t(local) * flight_stride());
-    if (is_empty_flight_page(words)) continue;  // a program without a process group, or not yet
-    FlightRank rank;
-    try {
-      rank.log = read_flight_page(words);
-    } catch (const BadInput&) {
-      continue;
-    }
-    if (rank.log.header.rank != uint64_t(first_rank_ + local)) continue;
+  for (int local = 0; local < ranks_; ++local) {
+    std::optional<FlightLog> log = log_of(local);
+    if (!log) continue;
+    FlightRank rank{.log = *std::move(log)};
     for (const RankEnd& end : ends) {
       if (end.rank == first_rank_ + local) rank.end = end.how();
     }

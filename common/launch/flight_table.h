@@ -40,8 +40,13 @@ class FlightMemory {
   /// The table of this moment, for ranks of which these have ended, or are stopped, `cause` first
   /// of all.
   std::vector<std::string> table(const std::vector<RankEnd>& ends, const RankEnd& cause) const;
+  /// Where that rank of this node said that it is among the others: "data 1, tensor 0"; may be
+  /// empty.
+  std::string place_of(int rank) const;
 
  private:
+  std::optional<FlightLog> log_of(int local) const;
+
   int first_rank_, ranks_;
   std::optional<SharedMemory> memory_;
 };

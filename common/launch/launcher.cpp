@@ -283,6 +283,7 @@ std::optional<RankEnd> Launch::run_ranks(const MeetingPlace& meet) {
   std::optional<RankEnd> cause;
   if (ranks.any_failed() && interruptions_ == 0) cause = cause_of(ranks.ends());
   if (cause && cause->may_be_answer()) cause = ranks.stopped().value_or(*cause);
+  if (cause) cause->place = flight.place_of(cause->rank);
   std::vector<std::string> where;
   // Nobody reads any more what the ranks print: that explains itself.
   if (cause && cause->signal != SIGPIPE) where = flight.table(ranks.ends(), *cause);

@@ -40,7 +40,8 @@ std::string RankEnd::how() const {
 }
 
 std::string RankEnd::text() const {
-  return fmt::format("rank {} (pid {}) {}{}", rank, pid, how(), stopped ? ", and given up" : "");
+  return fmt::format("rank {} ({}{}pid {}) {}{}", rank, place, place.empty() ? "" : "; ", pid,
+                     how(), stopped ? ", and given up" : "");
 }
 
 const RankEnd& cause_of(const std::vector<RankEnd>& ends) {

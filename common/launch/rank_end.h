@@ -15,6 +15,7 @@ struct RankEnd {
   int signal = 0;  // the signal that ended it, or 0
   /// It has not ended: a signal has stopped it, so its peers gave it up.
   bool stopped = false;
+  std::string place{};  // in a mesh, if it has told it: "data 1, tensor 0"
 
   bool failed() const { return status != 0 || signal != 0 || stopped; }
   /// What a shell reports: the status, or 128 + signal; for a stopped rank, the status that its
@@ -25,7 +26,8 @@ struct RankEnd {
   bool may_be_answer() const;
   /// "was killed by signal 9 (SIGKILL)".
   std::string how() const;
-  /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)".
+  /// "rank 1 (pid 123) was killed by signal 9 (SIGKILL)"; in a mesh
+  /// "rank 2 (data 1, tensor 0; pid 123) was killed by ...".
   std::string text() const;
 };
 

@@ -6,6 +6,7 @@
 
 #include "common/comm/backend_choice.h"
 #include "common/comm/process_group.h"
+#include "common/core/text.h"
 #include "common/options/options.h"
 
 namespace lockstep {
@@ -17,7 +18,7 @@ struct RankOptions {
   double timeout = 300;                             // seconds
   std::string flight{};                             // where ranks leave their last calls; or empty
   std::optional<SimulatedRanks> simulated{};        // set by start_ranks()
-  Store::PlaceOf place_of{};                        // of a mesh: ProcessGroupOptions
+  PlaceOf place_of{};                               // of a mesh: ProcessGroupOptions
 
   void add_to(OptionParser& parser);
 

@@ -17,14 +17,7 @@ namespace lockstep {
 
 std::string Store::names_of(const std::vector<int>& ranks) const {
   const std::lock_guard lock(naming_);
-  if (!place_of_) return name_ranks(ranks);
-  std::vector<std::string> names;
-  for (const int rank : ranks) {
-    const std::string place = place_of_(rank);
-    names.push_back(place.empty() ? fmt::format("rank {}", rank)
-                                  : fmt::format("rank {} ({})", rank, place));
-  }
-  return listed(names);
+  return name_ranks(ranks, place_of_);
 }
 
 void Store::name_places(PlaceOf place_of) {
@@ -119,6 +112,7 @@ StoreOptions store_options(const LaunchContract& contract) {
 
 TcpStore::TcpStore(const StoreOptions& options)
     : options_(checked(options)), exceptions_(std::uncaught_exceptions()) {
+  Store::name_places(options_.place_of);
   if (rank() == 0) {
     if (is_rank_0s_to_make(options_)) options_.key = random_job_key();
     server_ =
@@ -161,21 +155,18 @@ void TcpStore::fail_no_store(const std::string& what) const {
 
 void TcpStore::fail_closed() const {
   fail<PeerLost>(
-      "rank {}: {} closed the connection before it said what it is: rank 0 has ended, and says "
-      "why, "
-      "or another program has its port: give another MASTER_PORT",
-      rank(), address().text());
+      "{}: {} closed the connection before it said what it is: rank 0 has ended, and says why, or "
+      "another program has its port: give another MASTER_PORT",
+      name_of(rank()), address().text());
 }
 
 /// The kernel accepts connections even for a process that is stopped.
 void TcpStore::fail_silent(double seconds) const {
   fail<PeerLost>(
-      "rank {}: nobody answers at {}, where rank 0 should be: {:g} s passed; rank 0 stands still "
-      "or "
-      "has no descriptors left (ulimit -n), or another program has its port: look at rank 0, or "
-      "give "
+      "{}: nobody answers at {}, where rank 0 should be: {:g} s passed; rank 0 stands still or has "
+      "no descriptors left (ulimit -n), or another program has its port: look at rank 0, or give "
       "another MASTER_PORT",
-      rank(), address().text(), seconds);
+      name_of(rank()), address().text(), seconds);
 }
 
 /// A connection whose other side has shown that it is the store and takes this rank. Connections

@@ -2,7 +2,6 @@
 // The store of a group of ranks: what they tell each other before anything else connects them, and
 // when their connections have failed.
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/core/text.h"
 #include "common/rendezvous/job_key.h"
 #include "common/rendezvous/launch_contract.h"
 #include "common/rendezvous/socket.h"
@@ -38,9 +38,7 @@ class Store {
   /// their places are known: "rank 1 (data 0, tensor 1), rank 3 (data 1, tensor 1)".
   virtual std::string names_of(const std::vector<int>& ranks) const;
   std::string name_of(int rank) const { return names_of({rank}); }
-  /// Where each rank is among the others, "data 1, tensor 1", for these names. Other threads may
-  /// ask for them meanwhile.
-  using PlaceOf = std::function<std::string(int rank)>;
+  /// Says where each rank is, for these names. Other threads may ask for them meanwhile.
   virtual void name_places(PlaceOf place_of);
 
   /// Leaves `mine` under `name`, if there is any, and returns all that is there: when the texts of
@@ -137,8 +135,8 @@ struct StoreOptions {
   double answer_seconds = 10;
   /// How late, beyond its own timeout, the answer may be to a call that waits for other ranks.
   double late_seconds = 0.8;
-  /// As of name_places(), if it is known before the ranks have come; on rank 0.
-  Store::PlaceOf place_of{};
+  /// As of name_places(), if it is known before the ranks have come.
+  PlaceOf place_of{};
 };
 
 StoreOptions store_options(const LaunchContract& contract);

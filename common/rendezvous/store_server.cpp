@@ -323,14 +323,13 @@ void StoreState::give_up(int rank, const Waiting& waiting) {
   const double seconds = waiting.deadline.seconds();
   const bool late = died_.empty();
   if (waiting.request.op == Request::Op::get) {
-    return answer(
-        rank, late
-                  ? peer_lost("no rank set '{}' in the store within {:g} s (asked by "
-                              "rank {}){}; see what the others do",
-                              key, seconds, rank,
-                              left_.empty() ? "" : ", " + name_ranks(left_) + " had left")
-                  : peer_lost("{} left without a word: rank {} waits in vain for '{}' in the store",
-                              name_ranks(died_), rank, key));
+    return answer(rank,
+                  late ? peer_lost("no rank set '{}' in the store within {:g} s (asked by "
+                                   "{}){}; see what the others do",
+                                   key, seconds, names_of({rank}),
+                                   left_.empty() ? "" : ", " + names_of(left_) + " had left")
+                       : peer_lost("{} left without a word: {} waits in vain for '{}' in the store",
+                                   names_of(died_), names_of({rank}), key));
   }
   const std::string advice = trouble_.empty()
                                  ? "were they started, with the same MASTER_ADDR and MASTER_PORT?"
@@ -338,7 +337,7 @@ void StoreState::give_up(int rank, const Waiting& waiting) {
   fail_job(late ? peer_lost("missing ranks: {} (of {}): they did not come within {:g} s; {}",
                             missing_ranks(), world_size_, seconds, advice)
                 : peer_lost("{} left without a word before all ranks had come; missing ranks: {}",
-                            name_ranks(died_), missing_ranks()),
+                            names_of(died_), missing_ranks()),
            /*farewell_seconds=*/0);
 }
 
@@ -474,8 +473,7 @@ std::string interface_of(const std::string& host) {
 }
 
 StoreServer::StoreServer(const Address& address, int world_size, std::string run_id,
-                         double introduction_seconds, const JobKey& key,
-                         std::function<std::string(int rank)> place_of)
+                         double introduction_seconds, const JobKey& key, PlaceOf place_of)
     : most_strangers_(kMostUnannounced + static_cast<size_t>(world_size)),
       introduction_seconds_(introduction_seconds),
       listener_(listen_on({interface_of(address.host), address.port})),

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/core/text.h"
 #include "common/rendezvous/handshake.h"
 #include "common/rendezvous/socket.h"
 #include "common/rendezvous/store.h"
@@ -97,9 +97,7 @@ class StoreState {
   void handle(int rank, Request request);
 
   /// Where each rank is among the others, "data 1, tensor 1", for errors that name ranks.
-  void name_places(std::function<std::string(int rank)> place_of) {
-    place_of_ = std::move(place_of);
-  }
+  void name_places(PlaceOf place_of) { place_of_ = std::move(place_of); }
   /// What keeps ranks from coming, for the error that names them: "Too many open files".
   void cannot_accept(const std::string& why) { trouble_ = why; }
   /// Answers the ranks that have waited long enough.
@@ -128,11 +126,12 @@ class StoreState {
   bool all_came() const { return static_cast<int>(came_.size()) == world_size_; }
   std::string missing_ranks() const;
   std::string number_and_place(int rank) const;
+  std::string names_of(const std::set<int>& ranks) const { return name_ranks(ranks, place_of_); }
 
   int world_size_;
   std::string run_id_;
   double start_seconds_;
-  std::function<std::string(int rank)> place_of_{};
+  PlaceOf place_of_{};
   std::optional<Deadline> start_;  // until then a process may be this job's by mistake
   std::map<std::string, std::string> values_;
   std::map<std::string, std::map<int, std::string>> meetings_;  // texts by rank
@@ -166,8 +165,7 @@ class StoreServer {
   /// `place_of` as StoreState::name_places()'s. Throws EnvironmentError, at once, if the port is
   /// taken.
   StoreServer(const Address& address, int world_size, std::string run_id,
-              double introduction_seconds, const JobKey& key = {},
-              std::function<std::string(int rank)> place_of = {});
+              double introduction_seconds, const JobKey& key = {}, PlaceOf place_of = {});
   /// Closes all connections within milliseconds.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;

@@ -16,6 +16,7 @@ namespace {
 
 using namespace lockstep::testing;
 using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::EndsWith;
 using Catch::Matchers::Matches;
 using Catch::Matchers::StartsWith;
 
@@ -178,6 +179,11 @@ TEST_CASE("A rank of a mesh that is killed is named with its coordinates", "[fau
   CHECK(run.status == 128 + SIGKILL);
   CHECK_THAT(run.err,
              ContainsSubstring("rank 3 (data 1, tensor 1) was killed by signal 9 (SIGKILL)"));
+  const std::string last = fmt::format(
+      "error: rank 3 (data 1, tensor 1; pid {}) was killed by "
+      "signal 9 (SIGKILL); the other ranks were stopped\n",
+      ranks[3]);
+  CHECK_THAT(run.err, EndsWith(last));
   CHECK(jobs.processes() == Words{});
 }
 

@@ -144,6 +144,28 @@ TEST_CASE("A rank is named with its place, in a group, too", "[group][gloo][tcp]
   }
 }
 
+TEST_CASE("A rank is named with its place before the mesh is made", "[group][tcp][mesh]") {
+  for (const int victim : {0, 3}) {
+    INFO("rank " << victim << " dies");
+    Job job(4);
+    job.options_of_rank = [](int, ProcessGroupOptions& options) { options.place_of = place_of; };
+    const Texts died = job.run([&](ProcessGroup& group) {
+      if (group.rank() == victim) fail<BadInput>("has had enough");
+      group.barrier();
+    });
+    const Texts failed = job.run([&](ProcessGroup& group) {
+      group.together([&] { require(group.rank() != victim, "has had enough"); });
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == victim) continue;
+      INFO(died[rank] << '\n' << failed[rank]);
+      CHECK_THAT(died[rank], Catch::Matchers::StartsWith(with_place(rank) + ": "));
+      CHECK_THAT(died[rank], ContainsSubstring(with_place(victim)));
+      if (victim > 0) CHECK(failed[rank] == with_place(victim) + ": has had enough");
+    }
+  }
+}
+
 TEST_CASE("Missing ranks, and those of a transfer, are named with their places",
           "[group][tcp][mesh]") {
   std::atomic<int> failed{0};
