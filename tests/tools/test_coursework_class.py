@@ -61,6 +61,9 @@ class TestSubmission(Folder):
             self.assertEqual({"02-x/a.cpp": "theirs"}, self.read(f"anna{ending}").files)
             self.assertEqual("anna", name_of(f"anna{ending}"))
         self.assertEqual({"02-x/a.cpp": "mine"}, self.read("anna.zip").files)
+        (self.root / "upload_7").mkdir()
+        (self.root / "anna.zip").rename(self.root / "upload_7/anna.zip")
+        self.assertEqual({"02-x/a.cpp": "mine"}, self.read("upload_7").files)
 
     def test_an_archive_cannot_lead_out_of_its_folder(self):
         outside = self.root / "outside"

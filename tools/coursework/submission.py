@@ -1,6 +1,7 @@
 """Finds what a student submitted, in whatever form, and lays it over the tree that was handed out.
 
-A submission is a whole tree, a few of its files, one file, or an archive (zip, tar) of one of these.
+A submission is a whole tree, a few of its files, one file, an archive (zip, tar) of one of these, or a folder with
+nothing but such an archive.
 Only regular files of moderate size are read; names that lead out of the submission are not taken. git is
 never asked about a submission: its settings might start programs.
 """
@@ -66,8 +67,11 @@ def read_submission(path, places, teachers=()):
 def unpacked(path):
     """The folder with what was submitted."""
     if path.is_dir():
-        yield path
-        return
+        paths = list_plain(path)
+        if len(paths) != 1 or not is_archive(path / paths[0]):
+            yield path
+            return
+        path = path / paths[0]  # as course systems hand out what was uploaded
     with TemporaryDirectory(prefix="lockstep-submission-") as folder:
         if is_archive(path):
             try:
