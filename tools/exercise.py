@@ -104,12 +104,12 @@ def make_tree(root, target, workshop, say, assistant_page=True, extra=None):
     with new_folder(target) as beside:
         with workshop.locked(say):
             workshop.fill({path: root / path for path in files})
-            solutions.make_solutions(workshop, tasks, beside, say)
+            calls = solutions.make_solutions(workshop, tasks, beside, say)
         write_tree(root, files, tasks, beside, assistant_page)
         for path, text in (extra or {}).items():
             (beside / path).parent.mkdir(parents=True, exist_ok=True)
             (beside / path).write_text(text)
-        solutions.write_manifest(beside)
+        solutions.write_manifest(beside, calls)
     return tasks
 
 

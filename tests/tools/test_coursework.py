@@ -382,7 +382,7 @@ class TestExercise(Folder):
         self.assertEqual(((), []), (solutions.meson_options(self.solved, []), solutions.told(self.solved, [])))
         self.assertEqual([], solutions.replaced(self.solved, mine=False))
         exercise.write_tree(self.solved, tree.list_files(self.solved), tasks.load_tasks(self.solved), self.target)
-        solutions.write_manifest(self.target)
+        solutions.write_manifest(self.target, {})
         self.assertEqual(["02.1", "02.2"], solutions.replaced(self.target, mine=False))
         self.assertEqual([], solutions.replaced(self.target, mine=True))
         self.assertIn("-Dprebuilt=02.1,02.2", solutions.meson_options(self.target, ["02.1", "02.2"]))
@@ -423,7 +423,7 @@ class TestExercise(Folder):
     def make_tree(self):
         """The messages while the tree is made, without its solutions."""
         said = []
-        with mock.patch.object(solutions, "make_solutions"):
+        with mock.patch.object(solutions, "make_solutions", return_value={}):
             exercise.exercise(self.solved, self.target, Workshop(self.root / "workshop"),
                               said.append)
         return said

@@ -220,17 +220,23 @@ class TestMarkedLines(unittest.TestCase):
                 ("__attribute__((constructor)) void f();", "the compiler"), ("[[gnu::constructor]] void f() {}", "an attribute"),
                 ("sys\\", "goes on in the next"), ("auto f = s\\u0079stem;", "'\\u0'"), ("R\"(x)\";", "a raw string"),
                 ("/* never closed", "without an end"), ("}", "the end of the function"), ("<% %>", "'<%'"),
-                ("mprotect(p, 1, 7);", "memory"), ("tell_value(\"x\", \"y\");", "the tests")):
+                ("mprotect(p, 1, 7);", "memory"), ("tell_value(\"x\", \"y\");", "the tests"),
+                ("std::thread runs(f);", "a thread"), ("pthread_create(&t, nullptr, f, nullptr);", "a thread"),
+                ("union { int (*f)(int); long n; } u;", "another type's memory"), ("void* place = &f;", "'void*'"),
+                ("*static_cast<long*>(p) += 8;", "'static_cast<long*>'"), ("new (&f) long(8);", "'new ('")):
             found = self.flags("int a;", line)
             self.assertTrue(any(what in flag for flag in found), f"{line}: {found}")
         self.assertEqual(11, marked_lines.flag(["int a;", "fork();"], 10)[0].line)
 
     def test_objects_that_would_be_made_before_the_tests_are_flagged(self):
         function = ["int f() {", "  return 1;", "}"]
-        for line in ("int x = run();", "Run runs;", "static Run runs;", "const std::string text = made();"):
+        for line in ("int x = run();", "Run runs;", "static Run runs;", "const std::string text = made();",
+                     "template <class T> const bool kEarly = run();", "template <template <class> class T, int N>\nRun runs{};"):
             self.assertTrue(self.flags(*function, line, at_margin=True), line)
         for line in ("int helper(int a);", "using Numbers = std::vector<int>;", "constexpr int kTwo = 2;",
-                     "struct Pair { int a = 1; };", "int g() { int a = 1; return a; }"):
+                     "struct Pair { int a = 1; };", "int g() { int a = 1; return a; }",
+                     "template <class T> int g(T a);", "template <class T, int N = 3> using Few = std::array<T, N>;",
+                     "template <class T> constexpr T kNone = T();", "template <class T> T h(T a) { T b = a; return b; }"):
             self.assertEqual([], self.flags(*function, line, at_margin=True), line)
 
     def test_an_object_that_outlives_the_call_is_told_and_no_fraud(self):
@@ -470,7 +476,7 @@ class TestServices(Folder):
     def test_a_tree_for_github_has_the_workflow(self):
         self.write("solved/" + tasks.TABLE, json.dumps({"tasks": [{**ROW, "id": "02.1"}]}))
         self.write("solved/02-x/a.cpp", SOURCE.split("int second")[0])
-        with mock.patch.object(exercise.solutions, "make_solutions"):
+        with mock.patch.object(exercise.solutions, "make_solutions", return_value={}):
             exercise.main(["--for", "github", str(self.root / "student"), "--build", str(self.root / "b")],
                           root=self.root / "solved")
         self.assertIn("./lockstep grade", (self.root / "student" / services.WORKFLOW).read_text())
@@ -687,7 +693,7 @@ class TestWholeClass(Folder):
             patch = mock.patch.object(grade_class.Workshop, name, value)
             patch.start()
             self.addCleanup(patch.stop)
-        patch = mock.patch.object(exercise.solutions, "make_solutions")
+        patch = mock.patch.object(exercise.solutions, "make_solutions", return_value={})
         patch.start()
         self.addCleanup(patch.stop)
 

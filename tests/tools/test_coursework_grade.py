@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import grade  # noqa: E402
 from coursework import CourseworkError, grader as grader_module, marked_lines, report, solutions, tasks  # noqa: E402
 from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
+from coursework.calls import calls_of  # noqa: E402
 from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
 from coursework.verdict import (FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, cut,  # noqa: E402
@@ -343,6 +344,46 @@ class TestSolution(Folder):
         self.assertEqual(r"a\, b \[c\]", as_pattern("a, b [c]"))
 
 
+class TestCalls(Folder):
+    def calls(self, body, name="a"):
+        source = self.write(f"{name}.cpp", f"""#include <pthread.h>
+#include <unistd.h>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <future>
+#include <iostream>
+#include <vector>
+namespace lockstep {{
+double other(double);
+double f(double x) {{
+  {body}
+}}
+}}  // namespace lockstep
+""")
+        made = self.root / f"{name}.o"
+        subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++20", "-O0", "-c", source, "-o", made], check=True)
+        return calls_of(made, find_sandbox())
+
+    def test_what_computes_prints_or_takes_memory_is_harmless(self):
+        self.assertEqual(set(), self.calls("""std::vector<double> all(8, std::log1p(x));
+  std::printf("%f", all[0]);
+  std::cout << std::to_string(all[1]) << std::stod("1");
+  static std::mutex one;
+  const std::lock_guard lock(one);
+  try { throw std::runtime_error("x"); } catch (const std::exception&) { return other(x); }
+  return std::lround(x);"""))
+
+    def test_what_acts_on_the_system_is_named_however_it_is_spelled(self):
+        self.assertEqual({"getppid", "thread", "filesystem", "pread"}, self.calls("""auto later = std::async([] { return 1; });
+  char byte;
+  return double(::getppid() + later.get() + pread(0, &byte, 1, 0)) + double(std::filesystem::exists("x"));"""))
+
+    def test_what_is_no_object_is_told(self):
+        with self.assertRaisesRegex(CourseworkError, "nm cannot read .*a.txt"):
+            calls_of(self.write("a.txt", "no object"))
+
+
 class TestGrade(Folder):
     def test_ninjas_words_are_told_apart_by_target(self):
         output = ("[1/3] ok\nFAILED: a.o \ng++ a.cpp\n../source/02-x/a.cpp:5:3: error: no\n"
@@ -359,15 +400,15 @@ class TestGrade(Folder):
             with self.assertRaisesRegex(CourseworkError, "is the solved tree: name a submission"):
                 grade.grade(options, ROOT)
 
-    def grader(self, section='open_task("x");', script="exit 1", outputs=(), **settings):
+    def grader(self, section='open_task("x");', script="exit 1", outputs=(), row=ROW, calls=None, **settings):
         """A grader of a tree with one task, whose lines are `section`. Its program is a script; `outputs`
         are what the compiler prints, one call after the other: of the objects, of the programs."""
-        self.write(tasks.TABLE, json.dumps({"tasks": [ROW]}))
+        self.write(tasks.TABLE, json.dumps({"tasks": [row]}))
         self.write("02-x/a.cpp", SOURCE.replace("return 1;", section))
         self.write(f"{solutions.OPEN_FILES}/02-x/a.cpp", SOURCE.replace("return 1;", 'open_task("x");'))
         self.write("common/a.h", "int a;\n")
         if not (self.root / solutions.MANIFEST).exists():
-            solutions.write_manifest(self.root)
+            solutions.write_manifest(self.root, calls or {})
         program = "asan/tests/coursework/grade-02.1"
         self.write(f"build/{program}", f"{WITNESS}{script}\n", 0o755)
         workshop = Workshop(self.root / "build")
@@ -451,6 +492,32 @@ class TestGrade(Folder):
         self.assertNotIn("system", (self.root / "build/source/02-x/a.cpp").read_text())
         self.verdict("return system(0);", take_flagged=True)
         self.assertIn("system", (self.root / "build/source/02-x/a.cpp").read_text())
+
+    def verdict_of_calls(self, calls, **settings):
+        """That of lines whose object calls these functions, and whether it was compiled in the end."""
+        grader = self.grader("return getppid();", row={**ROW, "calls": ["remove"]}, calls={"02-x/a.cpp": ["open"]},
+                             **settings)
+        self.write("build/asan/a.o")
+        with mock.patch.object(grader_module, "calls_of", lambda *_: calls):
+            verdict = self.graded(grader)
+        return verdict, "getppid" in (self.root / "build/source/02-x/a.cpp").read_text()
+
+    def test_lines_that_call_what_neither_the_solved_file_nor_the_task_needs_are_refused(self):
+        verdict, compiled = self.verdict_of_calls({"open", "getppid"})
+        self.assertEqual(("refused", 3, False), (verdict.how, verdict.line, compiled))
+        self.assertIn("'getppid', which these lines call, has no business in a task", verdict.text)
+
+    def test_a_call_that_no_line_names_is_refused(self):
+        verdict, compiled = self.verdict_of_calls({"open", "thrd_create"})
+        self.assertEqual(("refused", 0, False), (verdict.how, verdict.line, compiled))
+
+    def test_what_the_solved_file_calls_and_what_the_task_allows_is_no_fraud(self):
+        verdict, compiled = self.verdict_of_calls({"open", "remove"})
+        self.assertEqual(("crash", True), (verdict.how, compiled))  # the script is no test
+
+    def test_calls_that_were_looked_at_are_taken(self):
+        verdict, compiled = self.verdict_of_calls({"getppid"}, take_flagged=True)
+        self.assertEqual(("crash", True), (verdict.how, compiled))
 
     def test_a_task_without_its_markers_is_told(self):
         grader = self.grader("return 1;")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from compile_tests import tsan_wrapper
 from coursework import CourseworkError, marked_lines, names, solutions, tasks as table, tree
+from coursework.calls import calls_of
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
@@ -59,6 +60,7 @@ class Grader:
         self.places = {path for path in self.handed_out if tree.is_students(path)}
         self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
+        self.calls = solutions.read_manifest(own).get("calls", {})  # that the solved files make
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
 
@@ -169,11 +171,23 @@ class Grader:
         elif line := self.open_line(task):
             return Verdict(task.id, task.name, OPEN, task.points, file=task.file, line=line)
         elif grave:
-            verdict.line = grave[0].line
-            verdict.text = f"{grave[0].what} has no business in a task; ask your teacher if you need it"
+            return self.refusal(task, grave[0].line, grave[0].what)
         else:
             return None
         return verdict
+
+    def refusal(self, task, line, what):
+        return Verdict(task.id, task.name, FAILED, task.points, how="refused", file=task.file, line=line,
+                       text=f"{what} has no business in a task; ask your teacher if you need it")
+
+    def is_written(self, task):
+        """Whether a submission's lines of this task are compiled."""
+        return task.file in self.work.files and not self.open_line(task) and not self.grave_flags(task)
+
+    def line_with(self, task, name):
+        """The first of a task's lines that has this word; 0 if none has."""
+        begin, lines = marked_lines.submitted_lines(self.work.texts[task.file], task.id)
+        return next((begin + number for number, line in enumerate(lines or ()) if re.search(rf"\b{name}\b", line)), 0)
 
     def open_line(self, task):
         begin, lines = marked_lines.submitted_lines(self.work.texts[task.file], task.id)
@@ -277,17 +291,36 @@ class Grader:
         """Compiles all but tests and solutions that these programs are made of, until nothing of it is left for the
         time in which those can be read. Returns the verdicts of tasks that do not compile; they are put back."""
         broken, self.warnings = {}, []
-        while left := self.workshop.unmade(flavour, programs):
-            status, output = self.workshop.compile(flavour, left, what, self.say, secret=True)
-            self.warnings += self.messages(WARNING, output)
-            failed = failed_edges(output) or (self.made_alone(flavour, left, what) if status else {})
-            failed = failed or dict.fromkeys(self.workshop.unmade(flavour, programs), NEVER_DONE)
-            found = self.broken_tasks(flavour, failed)
+        while True:
+            left = self.workshop.unmade(flavour, programs)
+            found = (left and self.not_made(flavour, programs, left, what)) or self.calling_out(flavour, broken)
             if not found.keys() - broken.keys():
-                break
+                return broken
             broken |= found
             self.fill(broken.keys() | self.refused())
-        return broken
+
+    def not_made(self, flavour, programs, left, what):
+        """Compiles the objects that are `left` of these programs. Returns the verdicts of tasks that they cannot be made
+        with."""
+        status, output = self.workshop.compile(flavour, left, what, self.say, secret=True)
+        self.warnings += self.messages(WARNING, output)
+        failed = failed_edges(output) or (self.made_alone(flavour, left, what) if status else {})
+        return self.broken_tasks(flavour, failed or dict.fromkeys(self.workshop.unmade(flavour, programs), NEVER_DONE))
+
+    def calling_out(self, flavour, broken):
+        """The verdicts of tasks whose lines call what neither the solved file nor the task needs. Of several tasks in
+        a file it costs those in whose lines the name stands, or else all."""
+        objects, found = self.workshop.objects(flavour), {}
+        for source in self.calls if not self.settings.take_flagged else ():
+            tasks = [task for task in self.tasks if task.compiled == source and task.id not in broken and self.is_written(task)]
+            made = (self.workshop.build(flavour) / objects[source]).resolve()
+            if not tasks or not made.is_file():
+                continue
+            allowed = {*self.calls[source], *(name for task in tasks for name in task.calls)}
+            for name in sorted(calls_of(made, self.settings.sandbox) - allowed):
+                for task in [task for task in tasks if self.line_with(task, name)] or tasks:
+                    found[task.id] = self.refusal(task, self.line_with(task, name), f"'{name}', which these lines call,")
+        return found
 
     def made_alone(self, flavour, objects, what):
         """The output for each object that cannot be compiled, one object after the other. A compiler that says more

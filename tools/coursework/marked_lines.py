@@ -15,6 +15,7 @@ FORBIDDEN = {
     "a process": "system popen fork vfork clone posix_spawn posix_spawnp execl execle execlp execv execve execvp execvpe "
                  "fexecve _exit _Exit exit quick_exit abort terminate raise kill pthread_kill signal sigaction "
                  "setjmp longjmp atexit at_quick_exit ptrace prctl syscall unshare setns personality daemon",
+    "a thread": "thread jthread async pthread_create thrd_create",
     "a library": "dlopen dlmopen dlsym dlvsym dladdr dl_iterate_phdr",
     "memory of others": "mmap munmap mprotect mremap memfd_create process_vm_readv process_vm_writev shm_open",
     "a socket or a pipe": "socket socketpair connect accept bind listen sendmsg recvmsg sendto recvfrom pipe pipe2 mkfifo",
@@ -23,7 +24,7 @@ FORBIDDEN = {
              "readlink symlink chdir chroot mount pread pread64 preadv preadv2 readv pwrite pwrite64 pwritev pwritev2 "
              "writev lseek lseek64 lockf flock ioctl fcntl faccessat sendfile splice vmsplice tmpfile mkstemp mkdtemp",
     "the environment": "getenv secure_getenv setenv putenv environ",
-    "another type's memory": "reinterpret_cast const_cast bit_cast typeid",
+    "another type's memory": "reinterpret_cast const_cast bit_cast typeid union",
     "the tests": "testing Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
                  "tell_hint Witness HINT INFO",
     "the compiler": "asm extern _Pragma constructor destructor import module",
@@ -173,7 +174,8 @@ def code_flags(code, at_margin):
     tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
     yield from word_flags(tokens)
     for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", "#",
-                    r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable)\b)[\w(&]"):
+                    r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable)\b)[\w(&]",
+                    r"\bstatic_cast\s*<[^<>]*\*\s*(?:const\s*)?>", r"\bvoid\s*(?:const\s*)?\*", r"\bnew\s*\("):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"
     for match in re.finditer(r"\[\s*\[(.*?)(?:\]\s*\]|\Z)", code, re.DOTALL):
@@ -228,6 +230,7 @@ def is_function(words):
 
 def is_object(words):
     """Whether a statement outside of all functions makes an object while the program starts."""
+    words = without_parameters(words)
     if not words or words[0] in ("using", "typedef", "enum", "namespace", "template", "static_assert") \
             or "operator" in words:
         return False
@@ -237,3 +240,15 @@ def is_object(words):
     if "constexpr" in words[:first]:
         return False
     return words[first:first + 1] != ["("] or ("=" not in words and any(word[0].isdigit() for word in words))
+
+
+def without_parameters(words):
+    """What a template's parameters stand before: a variable can be a template, too."""
+    if words[:2] != ["template", "<"]:
+        return words
+    depth = 0
+    for number, word in enumerate(words):
+        depth += {"<": 1, ">": -1}.get(word, 0)
+        if word == ">" and depth == 0:
+            return without_parameters(words[number + 1:])
+    return []

@@ -40,6 +40,7 @@ class Task:
     deadline: int = 20  # seconds for its tests
     race: str = ""  # what to say about a data race, for tasks that may have one
     cases: tuple = ()  # that are worth points by themselves: rows with `case`, `hidden` and `points`
+    calls: tuple = ()  # functions of the system that a right solution may call, beside those of ours
 
     @property
     def compiled(self):
@@ -64,7 +65,8 @@ PART = "a number above 0", lambda value: type(value) in (int, float) and value >
 TEXTS = "a list of texts", lambda value: isinstance(value, list) and all(map(TEXT[1], value))
 ROWS = "a list of objects", lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value)
 ROW = {"id": TEXT, "name": TEXT, "file": TEXT, "symbols": TEXTS, "teaches": TEXT, "points": COUNT, "minutes": COUNT,
-       "source": TEXT, "needs": TEXTS, "deadline": COUNT, "race": TEXT, "cases": ROWS}
+       "source": TEXT, "needs": TEXTS, "deadline": COUNT, "race": TEXT, "cases": ROWS,
+       "calls": TEXTS}
 NEEDED = [field.name for field in fields(Task) if field.default is MISSING]
 CASE = {"case": TEXT, "hidden": TEXT, "points": PART}
 
@@ -95,7 +97,7 @@ def load_tasks(root):
         check_keys(name, row, ROW, NEEDED)
         for place, case in enumerate(row.get("cases", ()), 1):
             check_keys(f"{name}: cases: row {place}", case, CASE, CASE)
-        lists = {key: tuple(row[key]) for key in ("symbols", "needs", "cases") if key in row}
+        lists = {key: tuple(row[key]) for key in ("symbols", "needs", "cases", "calls") if key in row}
         tasks.append(Task(**{**row, **lists}))
     check_rows(tasks)
     return tasks

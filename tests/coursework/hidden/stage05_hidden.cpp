@@ -71,6 +71,21 @@ std::string letters(Hidden& hidden, int64_t count) {
   return text;
 }
 
+/// What a power cut would find: the last file that reached the disk before the rename, and whether
+/// the new name got there after it.
+void tell_order(Hidden& hidden, const std::string& which, const SystemCalls& calls,
+                const std::string& directory) {
+  const auto renamed = std::find(calls.log.begin(), calls.log.end(), "rename");
+  std::string last = "none";
+  for (auto call = calls.log.begin(); call != renamed; ++call) {
+    if (call->rfind("fsync file", 0) == 0) last = *call;
+  }
+  const bool is_durable = std::find(renamed, calls.log.end(), "fsync directory") != calls.log.end();
+  hidden.tell(which + "before the rename", last);
+  hidden.tell(which + "the name is durable",
+              is_durable && calls.last_directory == directory ? "yes" : "no");
+}
+
 TEST_CASE("Other files", "[hidden05.3]") {
   Hidden hidden("05.3");
   for (int time = 0; time < 3; ++time) {
@@ -86,15 +101,20 @@ TEST_CASE("Other files", "[hidden05.3]") {
     for (const char* failing : {"rename", ""}) {
       SystemCalls calls;
       calls.failing = failing;
+      std::string read_then = "(nothing was renamed)";
+      calls.before_rename = [&](const char*, const char*) { read_then = text_of(path); };
       bool failed = false;
       try {
         write_file_atomically(path, pieces);
       } catch (const EnvironmentError&) {
         failed = true;
       }
-      hidden.tell(fmt::format("{} pieces: failed", texts.size()), failed ? "yes" : "no");
-      hidden.tell(fmt::format("{} pieces: the file", texts.size()), text_of(path));
-      hidden.tell(fmt::format("{} pieces: files", texts.size()), directory.names());
+      const std::string which = fmt::format("{} pieces: ", texts.size());
+      hidden.tell(which + "failed", failed ? "yes" : "no");
+      hidden.tell(which + "the file", text_of(path));
+      hidden.tell(which + "files", directory.names());
+      hidden.tell(which + "read before the rename", read_then);
+      if (!failed) tell_order(hidden, which, calls, directory.path().string());
     }
   }
 }

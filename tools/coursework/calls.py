@@ -1,0 +1,44 @@
+"""What an object file calls outside of the project, by the names that the linker sees: no spelling hides one.
+
+A student's object may call what the solved file calls (solutions.py), what its tasks' rows allow besides (`calls`), and
+what only computes, prints or takes memory.
+"""
+
+import re
+import subprocess
+
+from coursework import CourseworkError
+from coursework.marked_lines import BUSINESS
+from coursework.sandbox import NONE, RUNNING, Sandbox, View
+
+HARMLESS = re.compile("|".join((
+    r"mem(?:chr|cmp|cpy|move|set)|str(?:n?cmp|r?chr|n?len|n?cpy|n?cat|str|to[dfl]|toull?|toll)",
+    r"v?[fs]?n?printf|f?puts|f?putc|putchar|perror|fflush|fwrite|stderr|stdout",
+    r"malloc|calloc|realloc|free|aligned_alloc|qsort|bsearch|l?l?abs|l?l?div|s?rand",
+    r"time|clock|clock_gettime|nanosleep|sched_yield|omp_get_\w+",
+    r"(?:a?(?:cos|sin|tan)h?|atan2|ceil|floor|round|rint|nearbyint|trunc|exp[2m]?1?|log(?:2|10|1p|b)?|ilogb|pow|sqrt|cbrt|"
+    r"hypot|fma|fmod|fmin|fmax|fabs|fdim|remainder|copysign|nextafter|frexp|ldexp|modf|scalbl?n|erfc?|[lt]gamma|"
+    r"l?lround|l?lrint|sincos)[fl]?",
+    r"pthread_(?:mutex|cond|rwlock|spin)_\w+|pthread_(?:once|self)|__once_proxy",
+    r"__(?:asan|tsan|ubsan|sanitizer|cxa)_\w+|__gxx_personality_\w+|_Unwind_\w+|__dynamic_cast|__stack_chk_fail",
+    r"__dso_handle|__assert_fail|__errno_location|__libc_single_threaded|__tls_get_addr|_GLOBAL_OFFSET_TABLE_",
+    r"__v?[fs]?n?printf_chk|__mem\w+_chk|__u?(?:div|mod)\w+")))
+BY_ITSELF = {"terminate"}  # the compiler calls it, where an error meets another
+OLD_AND_NEW = re.compile(r"^__isoc\d\d_|(?<=[a-z])64$")  # of the C library: names of one function
+
+
+def calls_of(path, sandbox=Sandbox(NONE)):
+    """The names of functions that an object file calls and that are neither C++'s, the project's, nor harmless. Of C++'s
+    own, the words that no task may have."""
+    command = sandbox.command(["nm", "--undefined-only", "--demangle", path], View(readable=(path,)), RUNNING, {})
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise CourseworkError(f"nm cannot read {path}: {done.stderr.strip()}")
+    found = set()
+    for name in (line.split(None, 1)[1] for line in done.stdout.splitlines()):
+        if plain := re.fullmatch(r"\w+", name):
+            plain = OLD_AND_NEW.sub("", plain[0])
+            found |= set() if HARMLESS.fullmatch(plain) else {plain}
+        elif not name.startswith("lockstep::") or "testing" in name:
+            found |= (BUSINESS.keys() & set(re.findall(r"\w+", name.split("(")[0]))) - BY_ITSELF
+    return found
