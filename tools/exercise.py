@@ -86,17 +86,17 @@ def new_folder(target):
             shutil.rmtree(beside, ignore_errors=True)
 
 
-def exercise(root, target, workshop, say, assistant_page=True, extra=None):
-    """Writes a student's tree; `extra` are texts that come into it by their paths."""
+def exercise(root, target, workshop, say, assistant_page=True, for_github=False):
+    """Writes a student's tree, with another workflow than ours if it is for GitHub Classroom."""
     target = Path(os.path.abspath(target))
     check_target(target, root)
-    tasks = make_tree(root, target, workshop, say, assistant_page, extra)
+    tasks = make_tree(root, target, workshop, say, assistant_page, for_github)
     minutes = sum(task.minutes for task in tasks)
     say(f"{target}: {len(tasks)} tasks, {sum(task.points for task in tasks)} points, about "
         f"{minutes / 60:.0f} hours of work; there, './lockstep grade' says where you are")
 
 
-def make_tree(root, target, workshop, say, assistant_page=True, extra=None):
+def make_tree(root, target, workshop, say, assistant_page=True, for_github=False):
     """Returns the tasks."""
     tasks = table.load_tasks(root)
     table.check_markers(tasks, tree.read_sources(root))
@@ -106,9 +106,11 @@ def make_tree(root, target, workshop, say, assistant_page=True, extra=None):
             workshop.fill({path: root / path for path in files})
             calls = solutions.make_solutions(workshop, tasks, beside, say)
         write_tree(root, files, tasks, beside, assistant_page)
-        for path, text in (extra or {}).items():
-            (beside / path).parent.mkdir(parents=True, exist_ok=True)
-            (beside / path).write_text(text)
+        if for_github:
+            for path in services.OURS:
+                (beside / path).unlink(missing_ok=True)
+            (beside / services.WORKFLOW).parent.mkdir(parents=True, exist_ok=True)
+            (beside / services.WORKFLOW).write_text(services.workflow())
         solutions.write_manifest(beside, calls)
     return tasks
 
@@ -179,8 +181,8 @@ def main(argv, root=ROOT, programs=None):
         elif options.service == "gradescope":
             services.write_gradescope(root, options.folder, choose_files(root, say), say)
         else:
-            extra = {services.WORKFLOW: services.workflow()} if options.service == "github" else None
-            exercise(root, options.folder, Workshop(options.build.resolve()), say, options.assistant_page, extra)
+            exercise(root, options.folder, Workshop(options.build.resolve()), say, options.assistant_page,
+                     for_github=options.service == "github")
     except build_programs.Failed as failed:
         complain("lockstep", failed)
         return 1

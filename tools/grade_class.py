@@ -167,6 +167,9 @@ def grade_all(students, results, grader, chosen):
     left = [name for name, facts in rows.items() if facts is None]
     if len(left) < len(rows):
         say(f"{len(rows) - len(left)} of {len(rows)} are graded already")
+    if left:
+        grader.prepare(chosen, all_flavours=True)
+    grader.say = lambda text: None
     progress = Progress(say)
     progress.expect({name: EACH * CORES for name in left})
     with progress.shown():
@@ -231,8 +234,6 @@ def grade_class(options, root):
     with workshop.locked(say):
         grader = Grader(handed_out.handed_out_tree(root, workshop, say), workshop, say, settings)
         chosen = grader.select(options.tasks)
-        grader.prepare(chosen, all_flavours=True)
-        grader.say = lambda text: None
         rows = grade_all(students, results, grader, chosen)
         write_summary(results, rows, students, grader, chosen)
     graded = [facts["graded"] for facts in rows.values()]

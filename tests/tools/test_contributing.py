@@ -5,13 +5,17 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
 TEXTS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".md", ".txt", ".build", ".json", ".yml")
 
 
+@unittest.skipUnless(WORKFLOW.is_file(), "a student's tree for GitHub Classroom has another workflow")
 class TestWorkflow(unittest.TestCase):
     """.github/workflows/ci.yml: as text, and as YAML where Python has a parser."""
 
-    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    @classmethod
+    def setUpClass(cls):
+        cls.text = WORKFLOW.read_text()
 
     def jobs(self):
         """The text of each job, by its name."""

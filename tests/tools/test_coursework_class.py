@@ -147,7 +147,23 @@ class TestSubmission(Folder):
             self.write(f"both/{version}/02-x/a.cpp", version)
         found = read_submission(self.root / "both", PLACES, teachers)
         self.assertEqual({"02-x/a.cpp": "v1"}, found.files)
-        self.assertEqual(["not taken, they have no place in the tree: v2/02-x/a.cpp"], found.notes)
+        self.assertEqual(["not taken, their places are taken by other files of this submission: v2/02-x/a.cpp"], found.notes)
+
+    def test_what_systems_and_editors_add_is_no_difference(self):
+        self.write("x/02-x/a.cpp", "\ufeffmine")
+        for path in (".DS_Store", "02-x/.DS_Store", "02-x/._a.cpp", "__MACOSX/02-x/a.cpp", "02-x/Thumbs.db", "desktop.ini"):
+            self.write(f"x/{path}", "x")
+        found = read_submission(self.root / "x", PLACES, {"lockstep": self.write("own/lockstep", "x")})
+        self.assertEqual(({"02-x/a.cpp": "mine"}, []), (found.files, found.notes))
+
+    def test_links_pipes_and_other_encodings_are_named(self):
+        self.write("x/02-x/a.cpp", "mine")
+        (self.root / "x/02-x/b.h").symlink_to("/etc/passwd")
+        os.mkfifo(self.root / "x/pipe")
+        self.assertEqual(["not taken, they are links, or no files: 02-x/b.h, pipe"], self.read("x").notes)
+        self.write("y/02-x/a.cpp", "mine".encode("utf-16").decode("latin-1"))
+        with self.assertRaisesRegex(CourseworkError, "02-x/a.cpp has more than 256 KiB, or is no text in UTF-8"):
+            self.read("y")
 
     def test_folders_may_have_any_name(self):
         for folder in ("my-solutions", "solutions", "build-2", "data", "x"):
@@ -476,10 +492,14 @@ class TestServices(Folder):
     def test_a_tree_for_github_has_the_workflow(self):
         self.write("solved/" + tasks.TABLE, json.dumps({"tasks": [{**ROW, "id": "02.1"}]}))
         self.write("solved/02-x/a.cpp", SOURCE.split("int second")[0])
+        for path in (*services.OURS, ".github/x.yml"):
+            self.write(f"solved/{path}", "on: push")
         with mock.patch.object(exercise.solutions, "make_solutions", return_value={}):
             exercise.main(["--for", "github", str(self.root / "student"), "--build", str(self.root / "b")],
                           root=self.root / "solved")
         self.assertIn("./lockstep grade", (self.root / "student" / services.WORKFLOW).read_text())
+        self.assertEqual({"x.yml", "workflows", "classroom.yml"},
+                         {path.name for path in (self.root / "student/.github").rglob("*")})
 
 
 class Graders:
@@ -490,6 +510,9 @@ class Graders:
         self.places, self.teachers, self.graded, self.stop_after = PLACES, {}, [], 99
         self.handed_out = {}
         self.work = mock.Mock(notes=["a note"])
+
+    def prepare(self, chosen, all_flavours):
+        pass
 
     def grade(self, submission, chosen):
         if len(self.graded) == self.stop_after:
@@ -757,6 +780,9 @@ class TestWholeClass(Folder):
         self.assertEqual((0, plan, whole), (status, (self.root / "results/grading.json").read_text(),
                                             (self.root / "results/grades.csv").read_text()))
         self.assertIn("3 of 4 are graded already", said)
+        self.compiled.clear()
+        self.assertEqual(0, self.run_main(grade_class.main, *words)[0])
+        self.assertEqual([], self.compiled)  # nothing is left to grade
 
     def test_one_submission_by_itself_with_all_its_files(self):
         status, said = self.run_main(grade.main, self.root / "submissions/anna", "--json", self.root / "a.json",

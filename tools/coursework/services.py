@@ -11,6 +11,7 @@ import zipfile
 from coursework import CourseworkError, SOLUTIONS
 
 WORKFLOW = ".github/workflows/classroom.yml"
+OURS = (".github/workflows/ci.yml", ".github/workflows/pages.yml")  # they would run in a student's repository, and fail
 INSIDE = "lockstep"  # the folder of the archive with the repository
 SET_UP = f"""#!/usr/bin/env bash
 # Gradescope runs this once, when it makes the image of the autograder.

@@ -166,22 +166,27 @@ def lay(folder, places, teachers=()):
     found = Submission()
     paths = list_plain(folder)
     root = root_of(paths, places)
-    strange, changed = [], []
+    strange, changed, second = [], [], []
     # Files in their places come first: a backup does not count beside them.
     for path in sorted(paths, key=lambda path: path.removeprefix(root or "") not in places):
         place = place_of(path, root, places)
         if place in places and place not in found.files:
             text = read_text(folder / path)
             if text is None:
-                found.notes.append(f"not taken: {printable(path)} has more than {LARGEST >> 10} KiB, or is no text")
+                found.notes.append(f"not taken: {printable(path)} has more than {LARGEST >> 10} KiB, or is no text in UTF-8")
             else:
                 found.files[place] = text
+        elif any(end in places for end in ends_of(path)):
+            second.append(printable(path))
         elif place in teachers:
             if not tree.same_text(folder / path, teachers[place]):
                 changed.append(printable(path))
         elif tree.is_students(place) or teachers and not tree.is_made(place):
             strange.append(printable(path))
-    for paths, what in ((strange, "they have no place in the tree"), (changed, "they are the teacher's, and changed")):
+    links = [printable(path) for path in sorted(tree.walk(folder)) if not tree.is_plain(folder, path)]
+    for paths, what in ((strange, "they have no place in the tree"), (changed, "they are the teacher's, and changed"),
+                        (second, "their places are taken by other files of this submission"),
+                        (links, "they are links, or no files")):
         if paths:
             more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
             found.notes.append(f"not taken, {what}: {', '.join(paths[:5])}{more}")
@@ -201,6 +206,12 @@ def place_of(path, root, places):
         if len(fitting) == 1:
             return fitting[0]
     return inside
+
+
+def ends_of(path):
+    """a/b/c, b/c and c of a/b/c."""
+    parts = path.split("/")
+    return ("/".join(parts[begin:]) for begin in range(len(parts)))
 
 
 def printable(name):
@@ -237,9 +248,9 @@ def root_of(paths, places):
 
 
 def read_text(path):
-    """A file's text; None if it is too large, or has a zero byte. For g++ a line ends at a carriage return, too."""
+    """A file's text; None if it is too large, or has a zero byte, as UTF-16 has. For g++ a line ends at a carriage return, too."""
     with open(path, "rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST or b"\0" in content:
         return None
-    return content.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return content.decode("utf-8-sig", errors="replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -14,7 +14,7 @@ STAGE = re.compile(r"\d\d-[\w-]+")
 SOURCES = (".h", ".cpp", ".inl", ".cuh", ".cu")
 # Not part of a tree, if git is not there to say so: at its top, and anywhere.
 MADE = re.compile(r"build(-.*)?|data|bundle|\.cache")
-LITTER = re.compile(r"__pycache__|\.git|.*\.pyc|\..*\.swp|.*~")
+LITTER = re.compile(r"__pycache__|\.git|.*\.pyc|\..*\.swp|.*~|\.DS_Store|__MACOSX|\._.*|Thumbs\.db|desktop\.ini")
 
 
 def is_students(path):
