@@ -63,8 +63,8 @@ void DistributedDataParallel::gradient_is_ready(size_t place, const Parameter& p
 /// backward; backward sets `next_` back to 0 when it has ended.
 ///
 /// The buckets are reduced in their order, even if a later one is complete first: so all ranks make
-/// the same calls. If a gradient is ready, its kernels are enqueued on `passes_`, the stream of the
-/// passes, but they may not have run yet. An event makes the stream `communication_` wait until
+/// the same calls. A gradient is ready when its kernels are enqueued on `passes_`, the stream of
+/// the passes; they may not have run yet. An event makes the stream `communication_` wait until
 /// they have run. Neither the host nor `passes_` waits: backward goes on with earlier layers.
 void DistributedDataParallel::reduce_complete_buckets() {
   // [task 04.3] gradient hook
