@@ -13,14 +13,14 @@ import json
 import os
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_runs import ROOT, STAGE, processor, round_time
 from child_processes import run
 from command_line import Parser, complain, run_command
 from compare import Refused, measured_run
-from operation_costs import NEVER, CostError, Sample, fit, fit_all, launch_seconds, measured
+from operation_costs import NEVER, CostError, Sample, counted, fit, fit_all, launch_seconds, measured, total_misfit
 from plain_files import require_writable, write_whole
 from progress import CORES
 from roofline import roofline_lines
@@ -29,6 +29,7 @@ from stages import path_of
 
 STEPS = 12  # with a trace, and without one
 MOST_DEVICES = 8  # whose crowding is measured
+LANES = {"cpu": (4, 8, 16), "cuda": ()}  # float32 numbers of the vectors that processors have
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,18 @@ def measure(options, folder):
     return samples, steps, device, launch
 
 
+def fitting_lanes(options, samples, folder):
+    """The number of a vector's lanes for which the times of convolutions fit best to what they multiply, and all
+    samples, counted with it."""
+    found = {1: [sample for of_size in samples.values() for sample in of_size]}
+    for lanes in LANES[options.kind]:
+        counts = [count for size in samples
+                  for count in counted(options.program, size.words, size.batch, folder, lanes=lanes)]
+        found[lanes] = [replace(sample, flops=count.flops) for sample, count in zip(found[1], counts, strict=True)]
+    lanes = min(found, key=lambda lanes: total_misfit(found[lanes]))
+    return lanes, found[lanes]
+
+
 def crowding(options):
     """How many times as long a step's work takes where one, two, ... devices of this machine are at work: of
     stage 04's ranks, each with the same batch. Of GPUs it is not measured."""
@@ -158,10 +171,10 @@ def links(options):
     return {**options.links, **measured_links}
 
 
-def profile_of(options, samples, device, launch):
+def profile_of(options, lanes, samples, device, launch):
     return {"device": f"{device} of {processor()}" if options.kind == "cpu" else device,
             "source": f"measured on {options.device} by ./lockstep calibrate",
-            "memory_bytes": memory_bytes(), "operations": fit_all(samples),
+            "memory_bytes": memory_bytes(), "operations": fit_all(samples), "lanes": lanes,
             "crowded": crowding(options), "launch_seconds": launch, "batch_seconds": 0, "links": links(options)}
 
 
@@ -195,7 +208,7 @@ def calibrate(options):
     require_writable(options.target)
     with tempfile.TemporaryDirectory() as folder:
         samples, steps, device, launch = measure(options, folder)
-        profile = profile_of(options, [each for of_size in samples.values() for each in of_size], device, launch)
+        profile = profile_of(options, *fitting_lanes(options, samples, folder), device, launch)
         add_host(options, profile, steps, folder)
         report(options, profile, steps, folder)
     shown = CROWDED if CROWDED in samples else next(iter(samples))

@@ -63,20 +63,20 @@ def traced(program, words, path, env=None):
 
 # --- Counting -------------------------------------------------------------------------------------
 
-def counting_profile(what):
+def counting_profile(what, lanes):
     """A device on which an operation takes a nanosecond for each of its FLOPs, or of its bytes."""
     rates = {"flops": NEVER, "bytes": NEVER, what: PER_NANOSECOND}
-    return {"device": f"a counter of {what}", "source": "counts", "memory_bytes": 10**18,
+    return {"device": f"a counter of {what}", "source": "counts", "memory_bytes": 10**18, "lanes": lanes,
             "operations": {"default": {"seconds": 0, **rates}}, "launch_seconds": 0, "batch_seconds": 0,
             "links": {link: {"seconds": 0, "bytes": PER_NANOSECOND} for link in ("host", "device", "network")}}
 
 
-def counted(program, words, batch, folder, env=None):
-    """The operations of a step of these options, without times."""
+def counted(program, words, batch, folder, env=None, lanes=1):
+    """The operations of a step of these options, without times. A convolution computes for so many channels at once."""
     found = {}
     for what in ("flops", "bytes"):
         profile = Path(folder) / f"{what}.json"
-        profile.write_text(json.dumps(counting_profile(what)))
+        profile.write_text(json.dumps(counting_profile(what, lanes)))
         found[what] = traced(program, ("--devices", f"sim:{profile}x1", "--data", f"blank:{4 * batch}:64",
                                        "--batch-size", batch, "--max-steps", 4, *words),
                              Path(folder) / f"{what}.trace", env)[-1]
@@ -191,12 +191,23 @@ def fit(samples):
     return best
 
 
+def total_misfit(samples):
+    """That of all operations which multiply, each with figures of its own."""
+    return math.fsum(misfit(fit(of_name), of_name) for of_name in by_names(samples).values()
+                     if any(sample.flops > 0 for sample in of_name))
+
+
+def by_names(samples):
+    """Those of the operations that were measured, by the operations' names."""
+    found = defaultdict(list)
+    for sample in samples:
+        if sample.seconds > 0:
+            found[sample.name].append(sample)
+    return found
+
+
 def fit_all(samples):
     """Figures by the operations' names; "default" fits all but those that multiply."""
-    by_name = defaultdict(list)
-    for sample in samples:
-        by_name[sample.name].append(sample)
-    fitted = {name: fit(of_name) for name, of_name in sorted(by_name.items())
-              if any(sample.seconds > 0 for sample in of_name)}
+    fitted = {name: fit(of_name) for name, of_name in sorted(by_names(samples).items())}
     simple = [s for s in samples if s.flops <= s.bytes]
     return {"default": fit(simple or samples), **fitted}

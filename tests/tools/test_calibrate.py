@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -33,6 +34,15 @@ class TestCosts(unittest.TestCase):
         update = found["sgd_update", ""]  # reads weights and gradients, writes weights, and some numbers
         self.assertEqual(0, update.flops)
         self.assertAlmostEqual(1, update.bytes / (4 * 3 * 21840), delta=0.01)
+
+    def test_a_convolution_fills_whole_lanes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plain, filled = (counted(PROGRAM, ("--model", "seed"), 64, folder, lanes=lanes) for lanes in (1, 16))
+        factors = {(a.name, a.layer): b.flops / a.flops for a, b in zip(plain, filled) if a.flops}
+        for name, layer, factor in (("conv2d", "conv2", 32 / 20), ("conv2d_backward_parameters", "conv2", 32 / 20),
+                                    ("conv2d_backward_input", "conv2", 16 / 10), ("conv2d", "conv1", 16 / 10),
+                                    ("matmul", "fc1", 1)):
+            self.assertAlmostEqual(factor, factors[name, layer], msg=f"{name} {layer}")
 
     def test_a_fit_finds_the_figures_that_made_the_times(self):
         true = {"seconds": 3e-6, "flops": 2e10, "bytes": 8e9}
@@ -96,6 +106,17 @@ class TestCalibrate(unittest.TestCase):
         self.assertAlmostEqual(5e-5, profile["batch_seconds"])
         self.assertAlmostEqual(2e-6, profile["sample_seconds"])
 
+    def test_the_lanes_are_those_that_the_times_of_convolutions_show(self):
+        size, options = calibrate.Size("seed", 16), mock.Mock(kind="cpu")
+        for true in (1, 4, 8, 16):
+            def work(lanes):
+                return [Sample("conv2d", "", 1e6 * -(-channels // lanes) * lanes, 1) for channels in (6, 9, 12, 16, 20, 26)]
+            measured = [replace(of_one, seconds=1e-6 + of_true.flops / 1e10) for of_one, of_true in zip(work(1), work(true))]
+            with mock.patch.object(calibrate, "counted", lambda *_, lanes: work(lanes)):
+                lanes, samples = calibrate.fitting_lanes(options, {size: measured}, "")
+            self.assertEqual(true, lanes)
+            self.assertEqual([each.flops for each in work(true)], [each.flops for each in samples])
+
     def test_a_link_has_the_latency_and_the_rate_of_the_ring_that_took_so_long(self):
         times = [(size, 2 * (3e-6 + size / 2 / 1e9)) for size in (1024, 65536, 2**20, 2**24)]
         options = mock.Mock(kind="cpu", links={"host": {"seconds": 1, "bytes": 2}})
@@ -135,6 +156,7 @@ class TestCalibrate(unittest.TestCase):
         profile = json.loads(self.target.read_text())
         self.assertLessEqual({"default", "conv2d", "matmul", "sgd_update"}, set(profile["operations"]))
         self.assertEqual("measured on cpu:0 by ./lockstep calibrate", profile["source"])
+        self.assertIn(profile["lanes"], (1, *calibrate.LANES["cpu"]))
         default = json.loads((ROOT / "tools/profiles/default.json").read_text())["links"]
         self.assertEqual(default["host"], profile["links"]["host"])
         for link in ("device", "network"):  # measured, here

@@ -17,6 +17,7 @@ using nlohmann::json;
 
 constexpr double kMostSeconds = 1e6;  // of one operation or message: sums of many still fit
 constexpr double kMostBytes = 1e18;   // of a device's memory, likewise
+constexpr int64_t kMostLanes = 1024;
 
 int64_t whole_ns(double seconds) {
   require(
@@ -47,6 +48,11 @@ struct Entry {
             "{}: found {}, expected a number from {:g} on", what, value.dump(), least);
     return value;
   }
+  int64_t whole(int64_t least, int64_t most) const {
+    require(value.is_number_integer() && value >= least && value <= most,
+            "{}: found {}, expected a whole number from {} to {}", what, value.dump(), least, most);
+    return value;
+  }
   int64_t bytes() const {
     require(number(1) <= kMostBytes, "{}: found {}, expected at most {:g}", what, value.dump(),
             kMostBytes);
@@ -73,6 +79,11 @@ std::filesystem::path profile_path(const std::string& name) {
 }
 
 }  // namespace
+
+double Profile::idle(int64_t channels) const {
+  const int64_t vectors = (channels + lanes - 1) / lanes;
+  return double(vectors * lanes) / double(channels);
+}
 
 int64_t Profile::operation_ns(const char* op, double flops, double bytes, int devices) const {
   const auto found = operations.find(op);
@@ -118,6 +129,7 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
     profile.operations[op] = operation_cost(operations.at(op));
   }
   if (file.contains("sample_seconds")) profile.sample_seconds = all.at("sample_seconds").number(0);
+  if (file.contains("lanes")) profile.lanes = all.at("lanes").whole(1, kMostLanes);
   if (file.contains("crowded")) {
     const Entry crowded = all.at("crowded");
     require(crowded.value.is_array(), "{}: found {}, expected a list of numbers", crowded.what,

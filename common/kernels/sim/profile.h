@@ -10,6 +10,8 @@
 //    "crowded": [1, 1.8],                   how many times as long an operation takes where one,
 //    two, ...
 //                                           devices of a host are at work; may be left out
+//    "lanes": 16,                           numbers of a vector: a convolution computes so many
+//                                           channels of its result at once; may be left out (1)
 //    "launch_seconds": 4e-6,                what the host pays for each operation
 //    "batch_seconds": 2e-5,                 what the host pays for a batch, and
 //    "sample_seconds": 1e-7,                for each sample of it; may be left out
@@ -46,10 +48,14 @@ struct Profile {
   int64_t memory_bytes = 0;
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
   std::vector<double> crowded;  // empty: devices do not slow each other down
+  int64_t lanes = 1;
   int64_t launch_ns = 0;
   double batch_seconds = 0, sample_seconds = 0;
   std::array<LinkCost, 3> links;  // by Link
 
+  /// How many times as long a convolution takes that has so many channels in its result, because
+  /// the last lanes of a vector have none.
+  double idle(int64_t channels) const;
   /// Nanoseconds of an operation of this name on one of so many devices.
   int64_t operation_ns(const char* op, double flops, double bytes, int devices = 1) const;
   /// Nanoseconds in which the host makes a batch.

@@ -37,6 +37,11 @@ void pass(Stream s, const char* op, const Tensors&... touched) {
   run(s, op, 0, touched...);
 }
 
+/// A convolution's multiplications and additions, if its result has so many channels.
+double flops(Stream s, const Window2d& g, int64_t channels) {
+  return g.flops() * sim_stream(s).profile().idle(channels);
+}
+
 /// Where statistics [2C+1], or those of one part among several, have their number of rows.
 const Real* row_count(const Tensor& statistics, int64_t part = 0) {
   const int64_t length = statistics.shape()[statistics.shape().axes() - 1];
@@ -82,17 +87,18 @@ class SimKernels final : public Kernels {
 
   void conv2d(Stream s, const Window2d& g, const AnyTensor& x, const AnyTensor& weight,
               const Tensor& bias, const AnyTensor& y) override {
-    if (!g.empty()) run(s, "conv2d", g.flops(), x, weight, bias, y);
+    if (!g.empty()) run(s, "conv2d", flops(s, g, g.out_channels), x, weight, bias, y);
   }
   void conv2d_backward_input(Stream s, const Window2d& g, const AnyTensor& dy,
                              const AnyTensor& weight, const AnyTensor& dx) override {
-    if (!g.empty()) run(s, "conv2d_backward_input", g.flops(), dy, weight, dx);
+    if (!g.empty()) run(s, "conv2d_backward_input", flops(s, g, g.in_channels), dy, weight, dx);
   }
   void conv2d_backward_parameters(Stream s, const Window2d& g, const AnyTensor& x,
                                   const AnyTensor& dy, const Tensor& dweight,
                                   const Tensor& dbias) override {
     if (g.empty()) return;
-    run(s, "conv2d_backward_parameters", g.flops(), x, dy, dweight, dweight, dbias);
+    run(s, "conv2d_backward_parameters", flops(s, g, g.out_channels), x, dy, dweight, dweight,
+        dbias);
   }
   void matmul(Stream s, const MatMul& shape, const AnyTensor& a, const AnyTensor& b,
               const AnyTensor& c) override {

@@ -27,14 +27,15 @@ using testing::TempDir;
 
 /// Simple rates: a byte takes a nanosecond, a multiplication two, a message of a link 100 and more.
 struct SimpleProfile {
-  explicit SimpleProfile(int64_t launch_ns = 0, const std::string& crowded = "[1]") {
+  explicit SimpleProfile(int64_t launch_ns = 0, const std::string& crowded = "[1]",
+                         const std::string& lanes = "1") {
     std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
       "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 50e-9, "sample_seconds": 3e-9,
-      "crowded": {}, "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
+      "crowded": {}, "lanes": {}, "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
       "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
                  "device": {{"seconds": 100e-9, "bytes": 1e9}},
                  "network": {{"seconds": 1000e-9, "bytes": 1e8}}}}}})",
-                                         launch_ns, crowded);
+                                         launch_ns, crowded, lanes);
   }
   std::string path() const { return folder / "simple.json"; }
   Devices open(int count, bool trace = false) const {
@@ -147,6 +148,33 @@ TEST_CASE("Simulated devices of one host slow each other down as the profile say
   CHECK(time_beside(8) == alone * 4);  // what is not known is as the last that is
   CHECK_THROWS_WITH(SimpleProfile(0, "2").open(1),
                     ContainsSubstring("crowded: found 2, expected a list of numbers"));
+}
+
+TEST_CASE("A simulated convolution fills whole vectors with the channels of its result", "[sim]") {
+  const auto seconds_of = [](const std::string& lanes, int64_t in, int64_t out, bool backward) {
+    const Devices devices = SimpleProfile(0, "[1]", lanes).open(1);
+    const Stream stream = devices[0]->create_stream("compute");
+    const Window2d window = make_window("a", {1, 8, 8, in}, in, out, 3, 1, 1);
+    const Tensor x = Tensor::empty(stream, window.input()),
+                 weight = Tensor::empty(stream, window.weight()),
+                 y = Tensor::empty(stream, window.output());
+    if (backward) {
+      stream.kernels().conv2d_backward_input(stream, window, y, weight, x);
+    } else {
+      stream.kernels().conv2d(stream, window, x, weight, Tensor(), y);
+    }
+    stream.synchronize();
+    return double(devices[0]->now_ns()) / window.flops() / 2;  // a multiplication takes two
+  };
+  CHECK(seconds_of("1", 12, 12, false) == Approx(1));
+  CHECK(seconds_of("16", 12, 12, false) == Approx(16.0 / 12));
+  CHECK(seconds_of("16", 12, 16, false) == Approx(1));
+  CHECK(seconds_of("16", 12, 20, false) == Approx(32.0 / 20));
+  CHECK(seconds_of("16", 12, 16, true) == Approx(16.0 / 12));  // the result is the input's gradient
+  CHECK_THROWS_WITH(SimpleProfile(0, "[1]", "1.5").open(1),
+                    ContainsSubstring("lanes: found 1.5, expected a whole number from 1 to 1024"));
+  CHECK_THROWS_WITH(SimpleProfile(0, "[1]", "0").open(1),
+                    ContainsSubstring("lanes: found 0, expected a whole number from 1 to 1024"));
 }
 
 TEST_CASE("An operation takes its products or its bytes, whichever takes longer", "[sim]") {
