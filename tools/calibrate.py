@@ -27,7 +27,8 @@ from roofline import roofline_lines
 from sim_devices import PROFILES, path_of_profile, read_profile
 from stages import path_of
 
-STEPS = 12  # with a trace, and without one
+STEPS = 40  # with a trace, and without one
+ROUNDS = 5
 MOST_DEVICES = 8  # whose crowding is measured
 LANES = {"cpu": (4, 8, 16), "cuda": ()}  # float32 numbers of the vectors that processors have
 
@@ -55,6 +56,10 @@ SIZES = {
              Size("mlp", 1024), Size("mlp", 256, 512), Size("resnet18", 32), Size("resnet18", 128),
              Size("resnet18", 256, 32)),
 }
+
+WAITING = (Size("seed", 64), Size("resnet18", 8, 8))  # the work of devices that wait for each other
+MANY_AND_FEW = "06-fully-sharded", "04-ddp"  # messages that a step waits for
+MOST_WAKING = 2e-4  # seconds
 
 CROWDED = Size("seed", 64)  # the work of devices that are side by side, and of the roofline
 
@@ -103,16 +108,21 @@ def predicted_step(options, profile, size, folder):
 
 
 def measure(options, folder):
-    """The samples of each size, and their steps without a trace; says how far it is."""
-    sizes = SIZES[options.kind]
-    samples, steps, device, launch = {}, {}, "", 0.0
-    for number, size in enumerate(sizes, 1):
-        print(f"{number} of {len(sizes)}: {size.name}", flush=True)
-        samples[size] = measured(options.program, options.device, size.words, size.batch, STEPS, folder)
-        launch = launch or launch_seconds(Path(folder) / "measured.trace")  # the smallest work is first
-        steps[size], metrics = real_step(options, size)
-        device = metrics["backend"]
-    return samples, steps, device, launch
+    """The samples of each size, their steps without a trace, the device's name, and what the host pays for an
+    operation. All are medians of rounds: a machine's speed changes while it is measured."""
+    sizes, launches, device = SIZES[options.kind], [], ""
+    runs, steps = {size: [] for size in sizes}, {size: [] for size in sizes}
+    for number in range(1, ROUNDS + 1):
+        for place, size in enumerate(sizes, 1):
+            print(f"round {number} of {ROUNDS}, {place} of {len(sizes)}: {size.name}", flush=True)
+            runs[size].append(measured(options.program, options.device, size.words, size.batch, STEPS, folder))
+            launches.append(launch_seconds(Path(folder) / "measured.trace"))
+            seconds, metrics = real_step(options, size)
+            steps[size].append(seconds)
+            device = metrics["backend"]
+    samples = {size: [replace(each[0], seconds=statistics.median(one.seconds for one in each)) for each in zip(*of_size)]
+               for size, of_size in runs.items()}
+    return samples, {size: statistics.median(each) for size, each in steps.items()}, device, min(launches)
 
 
 def fitting_lanes(options, samples, folder):
@@ -127,33 +137,67 @@ def fitting_lanes(options, samples, folder):
     return lanes, found[lanes]
 
 
+def job_step(options, stage, size, devices):
+    """The seconds of a stage's warm step on so many devices of this machine, and of its work; each device has the batch
+    of `size`."""
+    words = ["--devices", ",".join(f"cpu:{i}" for i in range(devices)), "--data",
+             f"synthetic:{(STEPS + 1) * size.batch * devices}:64"]
+    metrics = job_metrics(options, stage, size, devices, words, STEPS)
+    return round_time(metrics["step_seconds"]), metrics["per_step_seconds"]["compute"]
+
+
+def job_metrics(options, stage, size, devices, words, steps):
+    words = [*words, "--batch-size", size.batch * devices, "--max-steps", steps, *size.words]
+    _, reason, metrics = measured_run(options.build / path_of(stage), [str(word) for word in words], quiet=True)
+    if not metrics:
+        raise CostError(f"{size.name} on {devices} devices: {reason}")
+    return metrics
+
+
 def crowding(options):
     """How many times as long a step's work takes where one, two, ... devices of this machine are at work: of
     stage 04's ranks, each with the same batch. Of GPUs it is not measured."""
     if options.kind != "cpu":
         return [1.0]
-    size, seconds = CROWDED, []
+    seconds = []
     for devices in range(1, min(CORES, MOST_DEVICES) + 1):
-        words = ["--devices", ",".join(f"cpu:{i}" for i in range(devices)), "--data",
-                 f"synthetic:{(STEPS + 1) * size.batch * devices}:64", "--batch-size", size.batch * devices,
-                 "--max-steps", STEPS, *size.words]
-        _, reason, metrics = measured_run(options.build / path_of("04-ddp"), [str(word) for word in words],
-                                          quiet=True)
-        if not metrics:
-            raise CostError(f"{size.name} on {devices} devices: {reason}")
-        seconds.append(max([metrics["per_step_seconds"]["compute"], *seconds[-1:]]))
+        found = min(job_step(options, "04-ddp", CROWDED, devices)[1] for _ in range(ROUNDS))  # others only add to it
+        seconds.append(max([found, *seconds[-1:]]))
     return [each / seconds[0] for each in seconds]
 
 
+def waking(options, profile, folder):
+    """What a stream pays when an event comes that it waited for. A step of stage 06 waits for many messages, a step of
+    stage 04 for few: how much longer it takes, is what simulated devices have to say, too. The mean of two networks."""
+    if options.kind != "cpu" or CORES < 2:
+        return 0.0
+    return statistics.fmean(waking_of(options, profile, size, folder) for size in WAITING)
+
+
+def waking_of(options, profile, size, folder):
+    pairs = [[job_step(options, stage, size, 2)[0] for stage in MANY_AND_FEW] for _ in range(ROUNDS)]
+    longer = statistics.median(many - few for many, few in pairs)
+    path, low, high = Path(folder) / "waking.json", 0.0, MOST_WAKING
+    while high - low > MOST_WAKING / 1000:
+        middle = (low + high) / 2
+        path.write_text(json.dumps({**profile, "wake_seconds": middle}))
+        words = "--devices", f"sim:{path}x2", "--data", f"blank:{8 * size.batch}:64"
+        many, few = (round_time(job_metrics(options, stage, size, 2, words, 4)["step_seconds"]) for stage in MANY_AND_FEW)
+        low, high = (middle, high) if many - few < longer else (low, middle)
+    return low
+
+
 def message_times(options, backend):
-    """(bytes, seconds) of all-reduces of two ranks."""
+    """(bytes, seconds) of all-reduces of two ranks: of each size the median of the rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sizes"
-        ended, output = run((options.build / "04-ddp/message-sizes", "--devices", "cpu:0,cpu:1", "--backend", backend,
-                             "--all-reduce", "library", "--metrics", path), 120)
-        if ended:
-            raise CostError(f"message-sizes over {backend}: {ended}: {(output.rstrip().splitlines() or [''])[-1]}")
-        return [(row["bytes"], row["seconds"]) for row in json.loads(path.read_text())]
+        path, rounds = Path(folder) / "sizes", []
+        for _ in range(ROUNDS):
+            ended, output = run((options.build / "04-ddp/message-sizes", "--devices", "cpu:0,cpu:1", "--backend", backend,
+                                 "--all-reduce", "library", "--metrics", path), 120)
+            if ended:
+                raise CostError(f"message-sizes over {backend}: {ended}: {(output.rstrip().splitlines() or [''])[-1]}")
+            rounds.append(json.loads(path.read_text()))
+    return [(rows[0]["bytes"], statistics.median(row["seconds"] for row in rows)) for rows in zip(*rounds)]
 
 
 def links(options):
@@ -210,6 +254,7 @@ def calibrate(options):
         samples, steps, device, launch = measure(options, folder)
         profile = profile_of(options, *fitting_lanes(options, samples, folder), device, launch)
         add_host(options, profile, steps, folder)
+        profile["wake_seconds"] = waking(options, profile, folder)
         report(options, profile, steps, folder)
     shown = CROWDED if CROWDED in samples else next(iter(samples))
     print("", *roofline_lines(samples[shown], shown.name), "", sep="\n")

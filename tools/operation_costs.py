@@ -12,6 +12,8 @@ from child_processes import run
 
 UPDATES = ("sgd_update", "adam_update")  # a step ends with its update of the weights
 NEVER = 1e30  # a rate that costs nothing
+CONVOLUTIONS = ("conv2d", "conv2d_backward_input", "conv2d_backward_parameters")
+WINDOWS = (1, 3, 5, 7)  # pixels of a convolution's side, that are told apart
 PER_NANOSECOND = 1e9
 
 
@@ -28,6 +30,12 @@ class Sample:
     flops: float
     bytes: float
     seconds: float = 0
+    window: int = 0  # pixels of a convolution's side
+
+    @property
+    def kind(self):
+        """The operation's name in a profile."""
+        return f"{self.name} {self.window}x{self.window}" if self.window else self.name
 
 
 # --- Steps of a trace -----------------------------------------------------------------------------
@@ -63,25 +71,33 @@ def traced(program, words, path, env=None):
 
 # --- Counting -------------------------------------------------------------------------------------
 
-def counting_profile(what, lanes):
-    """A device on which an operation takes a nanosecond for each of its FLOPs, or of its bytes."""
-    rates = {"flops": NEVER, "bytes": NEVER, what: PER_NANOSECOND}
-    return {"device": f"a counter of {what}", "source": "counts", "memory_bytes": 10**18, "lanes": lanes,
-            "operations": {"default": {"seconds": 0, **rates}}, "launch_seconds": 0, "batch_seconds": 0,
+NOTHING = {"seconds": 0, "flops": NEVER, "bytes": NEVER}
+# What is counted: an operation takes a nanosecond for each FLOP, or for each byte, or a second for each pixel of
+# its window's side.
+COUNTERS = {"flops": {"default": {**NOTHING, "flops": PER_NANOSECOND}},
+            "bytes": {"default": {**NOTHING, "bytes": PER_NANOSECOND}},
+            "window": {"default": NOTHING, **{f"{name} {side}x{side}": {**NOTHING, "seconds": side}
+                                              for name in CONVOLUTIONS for side in WINDOWS}}}
+
+
+def counting_profile(operations, lanes):
+    """A device on which operations take such times, and nothing else takes any."""
+    return {"device": "a counter", "source": "counts", "memory_bytes": 10**18, "lanes": lanes,
+            "operations": operations, "launch_seconds": 0, "batch_seconds": 0,
             "links": {link: {"seconds": 0, "bytes": PER_NANOSECOND} for link in ("host", "device", "network")}}
 
 
 def counted(program, words, batch, folder, env=None, lanes=1):
     """The operations of a step of these options, without times. A convolution computes for so many channels at once."""
     found = {}
-    for what in ("flops", "bytes"):
+    for what, operations in COUNTERS.items():
         profile = Path(folder) / f"{what}.json"
-        profile.write_text(json.dumps(counting_profile(what, lanes)))
+        profile.write_text(json.dumps(counting_profile(operations, lanes)))
         found[what] = traced(program, ("--devices", f"sim:{profile}x1", "--data", f"blank:{4 * batch}:64",
                                        "--batch-size", batch, "--max-steps", 4, *words),
                              Path(folder) / f"{what}.trace", env)[-1]
-    return [Sample(name, layer, 1e9 * flops, 1e9 * moved)
-            for (name, layer, flops), (_, _, moved) in zip(found["flops"], found["bytes"], strict=True)]
+    return [Sample(name, layer, 1e9 * flops, 1e9 * moved, window=round(side))
+            for (name, layer, flops), (_, _, moved), (_, _, side) in zip(*found.values(), strict=True)]
 
 
 def measured(program, device, words, batch, steps, folder, env=None):
@@ -191,23 +207,24 @@ def fit(samples):
     return best
 
 
-def total_misfit(samples):
-    """That of all operations which multiply, each with figures of its own."""
-    return math.fsum(misfit(fit(of_name), of_name) for of_name in by_names(samples).values()
-                     if any(sample.flops > 0 for sample in of_name))
-
-
-def by_names(samples):
-    """Those of the operations that were measured, by the operations' names."""
+def groups(samples, key):
+    """Those that were measured, by their keys."""
     found = defaultdict(list)
     for sample in samples:
         if sample.seconds > 0:
-            found[sample.name].append(sample)
-    return found
+            found[key(sample)].append(sample)
+    return dict(sorted(found.items()))
+
+
+def total_misfit(samples):
+    """That of all operations which multiply, each with figures of its own."""
+    return math.fsum(misfit(fit(alike), alike) for alike in groups(samples, lambda sample: sample.kind).values()
+                     if any(sample.flops > 0 for sample in alike))
 
 
 def fit_all(samples):
-    """Figures by the operations' names; "default" fits all but those that multiply."""
-    fitted = {name: fit(of_name) for name, of_name in sorted(by_names(samples).items())}
+    """Figures by the operations' names, and by the windows of convolutions; "default" fits all but those that
+    multiply."""
+    alike = groups(samples, lambda sample: sample.name) | groups(samples, lambda sample: sample.kind)
     simple = [s for s in samples if s.flops <= s.bytes]
-    return {"default": fit(simple or samples), **fitted}
+    return {"default": fit(simple or samples), **{kind: fit(found) for kind, found in alike.items()}}

@@ -85,9 +85,15 @@ double Profile::idle(int64_t channels) const {
   return double(vectors * lanes) / double(channels);
 }
 
-int64_t Profile::operation_ns(const char* op, double flops, double bytes, int devices) const {
-  const auto found = operations.find(op);
-  const OperationCost& cost = found != operations.end() ? found->second : operations.at("default");
+const OperationCost& Profile::cost_of(const std::string& op, int64_t window) const {
+  auto found = operations.end();
+  if (window > 0) found = operations.find(fmt::format("{} {}x{}", op, window, window));
+  if (found == operations.end()) found = operations.find(op);
+  return found != operations.end() ? found->second : operations.at("default");
+}
+
+int64_t Profile::operation_ns(const OperationCost& cost, double flops, double bytes,
+                              int devices) const {
   const size_t known = std::min(size_t(devices), crowded.size());
   const double factor = known == 0 ? 1 : crowded[known - 1];
   return whole_ns(factor * (cost.seconds + std::max(flops / cost.flops, bytes / cost.bytes)));
@@ -129,6 +135,7 @@ std::shared_ptr<const Profile> read_profile(const std::string& name) {
     profile.operations[op] = operation_cost(operations.at(op));
   }
   if (file.contains("sample_seconds")) profile.sample_seconds = all.at("sample_seconds").number(0);
+  if (file.contains("wake_seconds")) profile.wake_ns = whole_ns(all.at("wake_seconds").number(0));
   if (file.contains("lanes")) profile.lanes = all.at("lanes").whole(1, kMostLanes);
   if (file.contains("crowded")) {
     const Entry crowded = all.at("crowded");

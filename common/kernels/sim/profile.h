@@ -6,12 +6,15 @@
 //    "source": "from data sheets, ...",     where the figures come from: every output says it
 //    "memory_bytes": 85899345920,
 //    "operations": {"default": {"seconds": 3e-6, "flops": 4e13, "bytes": 2.6e12},
-//                   "conv2d": {...}, ...},  by their names in traces
+//                   "conv2d": {...},         by their names in traces, and, if they differ,
+//                   "conv2d 3x3": {...}},    by the windows of convolutions
 //    "crowded": [1, 1.8],                   how many times as long an operation takes where one,
 //    two, ...
 //                                           devices of a host are at work; may be left out
 //    "lanes": 16,                           numbers of a vector: a convolution computes so many
 //                                           channels of its result at once; may be left out (1)
+//    "wake_seconds": 2e-5,                  what a stream that waits for an event pays when it
+//                                           comes; may be left out
 //    "launch_seconds": 4e-6,                what the host pays for each operation
 //    "batch_seconds": 2e-5,                 what the host pays for a batch, and
 //    "sample_seconds": 1e-7,                for each sample of it; may be left out
@@ -49,6 +52,7 @@ struct Profile {
   std::map<std::string, OperationCost, std::less<>> operations;  // "default": all others
   std::vector<double> crowded;  // empty: devices do not slow each other down
   int64_t lanes = 1;
+  int64_t wake_ns = 0;
   int64_t launch_ns = 0;
   double batch_seconds = 0, sample_seconds = 0;
   std::array<LinkCost, 3> links;  // by Link
@@ -56,8 +60,11 @@ struct Profile {
   /// How many times as long a convolution takes that has so many channels in its result, because
   /// the last lanes of a vector have none.
   double idle(int64_t channels) const;
-  /// Nanoseconds of an operation of this name on one of so many devices.
-  int64_t operation_ns(const char* op, double flops, double bytes, int devices = 1) const;
+  /// What an operation of this name costs, or a convolution with a window of so many pixels.
+  const OperationCost& cost_of(const std::string& op, int64_t window = 0) const;
+  /// Nanoseconds of such an operation on one of so many devices.
+  int64_t operation_ns(const OperationCost& cost, double flops, double bytes,
+                       int devices = 1) const;
   /// Nanoseconds in which the host makes a batch.
   int64_t make_batch_ns(int64_t samples) const;
   /// Nanoseconds that a link is in use by so many bytes, and those until the other side has the

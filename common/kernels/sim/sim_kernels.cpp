@@ -26,20 +26,25 @@ double traffic(Stream s, const Positions& x) { return traffic(s, x.wide) + traff
 /// Enqueues an operation that needs so many additions and multiplications, and reads or writes
 /// `touched`: a tensor that is read and written is named twice.
 template <class... Tensors>
-void run(Stream s, const char* op, double flops, const Tensors&... touched) {
+void run(Stream s, const char* op, const OperationCost& cost, double flops,
+         const Tensors&... touched) {
   SimStream& stream = sim_stream(s);
-  stream.enqueue(op, stream.operation_ns(op, flops, (traffic(s, touched) + ...)));
+  stream.enqueue(op, stream.operation_ns(cost, flops, (traffic(s, touched) + ...)));
 }
 
 /// The same where memory takes the time.
 template <class... Tensors>
 void pass(Stream s, const char* op, const Tensors&... touched) {
-  run(s, op, 0, touched...);
+  run(s, op, sim_stream(s).profile().cost_of(op), 0, touched...);
 }
 
-/// A convolution's multiplications and additions, if its result has so many channels.
-double flops(Stream s, const Window2d& g, int64_t channels) {
-  return g.flops() * sim_stream(s).profile().idle(channels);
+/// The same for a convolution, or one of its gradients, whose result has so many channels.
+template <class... Tensors>
+void convolve(Stream s, const char* op, const Window2d& g, int64_t channels,
+              const Tensors&... touched) {
+  if (g.empty()) return;
+  const Profile& profile = sim_stream(s).profile();
+  run(s, op, profile.cost_of(op, g.kernel), g.flops() * profile.idle(channels), touched...);
 }
 
 /// Where statistics [2C+1], or those of one part among several, have their number of rows.
@@ -87,23 +92,22 @@ class SimKernels final : public Kernels {
 
   void conv2d(Stream s, const Window2d& g, const AnyTensor& x, const AnyTensor& weight,
               const Tensor& bias, const AnyTensor& y) override {
-    if (!g.empty()) run(s, "conv2d", flops(s, g, g.out_channels), x, weight, bias, y);
+    convolve(s, "conv2d", g, g.out_channels, x, weight, bias, y);
   }
   void conv2d_backward_input(Stream s, const Window2d& g, const AnyTensor& dy,
                              const AnyTensor& weight, const AnyTensor& dx) override {
-    if (!g.empty()) run(s, "conv2d_backward_input", flops(s, g, g.in_channels), dy, weight, dx);
+    convolve(s, "conv2d_backward_input", g, g.in_channels, dy, weight, dx);
   }
   void conv2d_backward_parameters(Stream s, const Window2d& g, const AnyTensor& x,
                                   const AnyTensor& dy, const Tensor& dweight,
                                   const Tensor& dbias) override {
-    if (g.empty()) return;
-    run(s, "conv2d_backward_parameters", flops(s, g, g.out_channels), x, dy, dweight, dweight,
-        dbias);
+    convolve(s, "conv2d_backward_parameters", g, g.out_channels, x, dy, dweight, dweight, dbias);
   }
   void matmul(Stream s, const MatMul& shape, const AnyTensor& a, const AnyTensor& b,
               const AnyTensor& c) override {
     if (!shape.empty()) {
-      run(s, "matmul", 2.0 * double(shape.m) * double(shape.n) * double(shape.k), a, b, c);
+      const double flops = 2.0 * double(shape.m) * double(shape.n) * double(shape.k);
+      run(s, "matmul", sim_stream(s).profile().cost_of("matmul"), flops, a, b, c);
     } else if (!shape.accumulate) {
       pass(s, "fill", c);
     }

@@ -68,7 +68,7 @@ void SimStream::wait(const Event& event) {
   refuse_in_capture("wait");
   const auto& source = static_cast<const SimStream&>(stream_of(event));
   const auto [comes, operations] = source.point_of(ticket_of(event));
-  wait_until(comes);
+  wait_until(comes > next_begin() ? comes + profile_.wake_ns : comes);
   if (operations > 0 && &source != this) awaited_.push_back({&source, operations - 1});
 }
 
@@ -77,8 +77,8 @@ void SimStream::wait_until(int64_t ns) {
   free_at_ = busy_since_ = SimHost::counted(ns);
 }
 
-int64_t SimStream::operation_ns(const char* op, double flops, double bytes) const {
-  return profile_.operation_ns(op, flops, bytes, device().id().beside);
+int64_t SimStream::operation_ns(const OperationCost& cost, double flops, double bytes) const {
+  return profile_.operation_ns(cost, flops, bytes, device().id().beside);
 }
 
 // --- Memory --------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ void SimStream::copy(void* to, const void* from, size_t bytes) {
   const bool stays = source == target;  // each byte is read and written there
   const Link link = source == nullptr || target == nullptr ? Link::host : Link::device;
   if (stays) {
-    enqueue("copy", operation_ns("copy", 0, 2 * double(bytes)));
+    enqueue("copy", operation_ns(profile_.cost_of("copy"), 0, 2 * double(bytes)));
   } else {
     enqueue("copy", profile_.message_ns(link, double(bytes)),
             link == Link::device ? int64_t(bytes) : 0);

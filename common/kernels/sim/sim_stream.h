@@ -31,7 +31,7 @@ class SimStream final : public StreamBackend {
   SimHost& host() const { return host_; }
   const Profile& profile() const { return profile_; }
   /// Nanoseconds of an operation on this device, beside the others of its host.
-  int64_t operation_ns(const char* op, double flops, double bytes) const;
+  int64_t operation_ns(const OperationCost& cost, double flops, double bytes) const;
 
   uint64_t record() override;
   std::shared_ptr<const EventTime> record_time() override;

@@ -28,14 +28,16 @@ using testing::TempDir;
 /// Simple rates: a byte takes a nanosecond, a multiplication two, a message of a link 100 and more.
 struct SimpleProfile {
   explicit SimpleProfile(int64_t launch_ns = 0, const std::string& crowded = "[1]",
-                         const std::string& lanes = "1") {
+                         const std::string& lanes = "1", int64_t wake_ns = 0) {
     std::ofstream(path()) << fmt::format(R"({{"device": "simple", "source": "made up",
       "memory_bytes": 1e9, "launch_seconds": {}e-9, "batch_seconds": 50e-9, "sample_seconds": 3e-9,
-      "crowded": {}, "lanes": {}, "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}}}},
+      "crowded": {}, "lanes": {}, "wake_seconds": {}e-9,
+      "operations": {{"default": {{"seconds": 0, "flops": 5e8, "bytes": 1e9}},
+                      "conv2d 5x5": {{"seconds": 0, "flops": 1e8, "bytes": 1e9}}}},
       "links": {{"host": {{"seconds": 10e-9, "bytes": 1e9}},
                  "device": {{"seconds": 100e-9, "bytes": 1e9}},
                  "network": {{"seconds": 1000e-9, "bytes": 1e8}}}}}})",
-                                         launch_ns, crowded, lanes);
+                                         launch_ns, crowded, lanes, wake_ns);
   }
   std::string path() const { return folder / "simple.json"; }
   Devices open(int count, bool trace = false) const {
@@ -148,6 +150,48 @@ TEST_CASE("Simulated devices of one host slow each other down as the profile say
   CHECK(time_beside(8) == alone * 4);  // what is not known is as the last that is
   CHECK_THROWS_WITH(SimpleProfile(0, "2").open(1),
                     ContainsSubstring("crowded: found 2, expected a list of numbers"));
+}
+
+TEST_CASE("A simulated stream that waited for an event pays for waking", "[sim]") {
+  const Devices devices = SimpleProfile(0, "[1]", "1", 20).open(1, /*trace=*/true);
+  const Stream a = devices[0]->create_stream("a"), b = devices[0]->create_stream("b");
+  const Tensor x = Tensor::empty(a, {100}), y = Tensor::empty(b, {200});
+  const auto bytes = int64_t(sizeof(Real));
+  const auto fill = [](Stream stream, const Tensor& all) { stream.kernels().fill(stream, 0, all); };
+  fill(a, x);
+  b.wait(a.record());  // b sleeps until the 100 are done
+  fill(b, y);
+  a.wait(b.record());  // and a until the 200 are
+  fill(a, x);
+  b.wait(a.record());
+  fill(a, x);
+  const Event last = a.record();
+  a.synchronize();
+  b.wait(last);  // it has come already
+  fill(b, y);
+  const int64_t begin = 100 * bytes + 20, then = begin + 200 * bytes + 20;
+  CHECK(timeline(a) == Texts{fmt::format("fill 0-{}", 100 * bytes),
+                             fmt::format("fill {}-{}", then, then + 100 * bytes),
+                             fmt::format("fill {}-{}", then + 100 * bytes, then + 200 * bytes)});
+  CHECK(timeline(b) == Texts{fmt::format("fill {}-{}", begin, begin + 200 * bytes),
+                             fmt::format("fill {}-{}", then + 200 * bytes, then + 400 * bytes)});
+}
+
+TEST_CASE("A simulated convolution costs what its window does", "[sim]") {
+  const Devices devices = SimpleProfile().open(1);
+  const Stream stream = devices[0]->create_stream("compute");
+  const auto ns_of = [&](int64_t window) {
+    const Window2d g = make_window("a", {1, 8, 8, 4}, 4, 4, window, 1, window / 2);
+    const Tensor x = Tensor::empty(stream, g.input()), weight = Tensor::empty(stream, g.weight()),
+                 y = Tensor::empty(stream, g.output());
+    stream.synchronize();
+    const int64_t begin = devices[0]->now_ns();
+    stream.kernels().conv2d(stream, g, x, weight, Tensor(), y);
+    stream.synchronize();
+    return double(devices[0]->now_ns() - begin) / g.flops();
+  };
+  CHECK(ns_of(3) == Approx(2));  // as by default
+  CHECK(ns_of(5) == Approx(10));
 }
 
 TEST_CASE("A simulated convolution fills whole vectors with the channels of its result", "[sim]") {
