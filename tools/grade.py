@@ -142,7 +142,8 @@ def grade(options, root):
             raise CourseworkError(f"{option} {path}: that is the submission; expected another file")
         if path:
             clear_file(option, path)
-    place, _ = sort_words(options.words, root)
+    place, words = sort_words(options.words, root)
+    table.select(table.load_tasks(root), words)  # before anything is waited for
     settings = settings_of(options, root)
     say(how_graded(settings))
     workshop = Workshop(options.build.resolve(), settings.sandbox)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grade
 from command_line import Parser, complain, run_command
-from coursework import CourseworkError, gradebook, handed_out, marked_lines, similarity, tasks as table
+from coursework import CourseworkError, gradebook, handed_out, marked_lines, similarity, tasks as table, tree
 from coursework.grader import Grader
 from coursework.report import facts_of, how_graded, points, students_report
 from coursework.sandbox import NONE
@@ -39,7 +39,7 @@ def parse_options(argv, root):
     parser = Parser(prog="lockstep grade-class", description=__doc__.splitlines()[0])
     parser.refused = 2
     parser.add_argument("submissions", type=Path, metavar="SUBMISSIONS", help="a folder with an entry for each student")
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="a task (02.1) or stage (02), default all")
+    parser.add_argument("tasks", nargs="*", default=[], metavar="TASK", help="a task (02.1) or stage (02), default all")
     parser.add_argument("-o", dest="results", type=results_folder, metavar="RESULTS", required=True,
                         help="a folder for marks and reports")
     grade.add_options(parser, root)
@@ -58,7 +58,7 @@ def find_students(folder):
         raise CourseworkError(f"{folder}: expected a folder with an entry for each student")
     students = {}
     for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+        if path.name.startswith(".") or tree.LITTER.fullmatch(path.name):
             continue
         name = name_of(path)
         if not name.isprintable():

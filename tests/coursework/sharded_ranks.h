@@ -130,10 +130,11 @@ struct OneUnit {
   Unit unit;
 };
 
-/// Rank 0 of two, whose other rank has squares of 10.
+/// Rank 0 of two, whose other rank has squares of 10, unless said otherwise.
 struct Norm {
-  explicit Norm(ShardKind kind = ShardKind::parameters)
-      : sharded(network(), device.stream, other,
+  explicit Norm(ShardKind kind = ShardKind::parameters, Real its_squares = 10)
+      : other(its_squares),
+        sharded(network(), device.stream, other,
                 [](const std::string& mine) { return std::vector<std::string>(2, mine); },
                 communication, {.kind = kind}) {
     device.stream.synchronize();
@@ -146,7 +147,7 @@ struct Norm {
   }
 
   Gate gate{2};
-  OtherRank other{10};
+  OtherRank other;
   TestDevice device;
   Stream communication = device.device->create_stream("communication");
   FullyShardedDataParallel sharded;

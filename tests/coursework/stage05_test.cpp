@@ -137,7 +137,9 @@ TEST_CASE("A large mean keeps the digits of a small spread", "[task05.1]") {
 
 /// A layer's two sums on rank 0; the other rank's are 10 each.
 struct LayerSums {
-  explicit LayerSums(int world_size = 2) : other(10, world_size) { device.stream.synchronize(); }
+  explicit LayerSums(int world_size = 2, Real its_share = 10) : other(its_share, world_size) {
+    device.stream.synchronize();
+  }
   ~LayerSums() {
     gate.open();
     for (const Stream& stream : {device.stream, communication}) {
@@ -381,6 +383,16 @@ TEST_CASE("A save that fails leaves the old file, and nothing else", "[task05.3]
   }
   HINT("the error does not say what went wrong: fail_save() is given errno");
   CHECK_THROWS_WITH(save_digits(path), Catch::Matchers::ContainsSubstring(errno_text(EIO)));
+}
+
+TEST_CASE("Who may read the old file may read the new one", "[task05.3]") {
+  const TempDir directory;
+  const std::filesystem::path path = directory / "model";
+  testing::write_file(path, "old");
+  std::filesystem::permissions(path, std::filesystem::perms(0640));
+  save_digits(path);
+  HINT("a file that is replaced keeps its permissions: who makes the temporary file?");
+  CHECK(std::filesystem::status(path).permissions() == std::filesystem::perms(0640));
 }
 
 // --- Resuming ------------------------------------------------------------------------------------

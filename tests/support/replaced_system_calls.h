@@ -39,7 +39,12 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   const lockstep::testing::SystemCalls* watcher = lockstep::testing::SystemCalls::watcher();
   if (watcher != nullptr && watcher->before_rename) watcher->before_rename(from, to);
   if (lockstep::testing::note_system_call("rename")) return -1;
-  return renameat(AT_FDCWD, from, AT_FDCWD, to);
+  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
+/// With names from the root, or from the current folder, it is the same.
+extern "C" int renameat(int, const char* from, int, const char* to) noexcept {
+  return rename(from, to);
 }
 
 extern "C" int unlink(const char* path) noexcept {

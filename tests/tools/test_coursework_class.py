@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import unittest
+import warnings
 import zipfile
 from pathlib import Path
 from unittest import mock
@@ -156,6 +157,15 @@ class TestSubmission(Folder):
         found = read_submission(self.root / "x", PLACES, {"lockstep": self.write("own/lockstep", "x")})
         self.assertEqual(({"02-x/a.cpp": "mine"}, []), (found.files, found.notes))
 
+    def test_a_name_that_an_archive_has_twice_is_named(self):
+        with zipfile.ZipFile(self.root / "a.zip", "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for text in ("mine", "mine, too"):
+                archive.writestr("02-x/a.cpp", text)
+        found = self.read("a.zip")
+        self.assertEqual({"02-x/a.cpp": "mine, too"}, found.files)
+        self.assertEqual(["more than one file in the archive has the name 02-x/a.cpp: the last one counts"], found.notes)
+
     def test_links_pipes_and_other_encodings_are_named(self):
         self.write("x/02-x/a.cpp", "mine")
         (self.root / "x/02-x/b.h").symlink_to("/etc/passwd")
@@ -239,7 +249,9 @@ class TestMarkedLines(unittest.TestCase):
                 ("mprotect(p, 1, 7);", "memory"), ("tell_value(\"x\", \"y\");", "the tests"),
                 ("std::thread runs(f);", "a thread"), ("pthread_create(&t, nullptr, f, nullptr);", "a thread"),
                 ("union { int (*f)(int); long n; } u;", "another type's memory"), ("void* place = &f;", "'void*'"),
-                ("*static_cast<long*>(p) += 8;", "'static_cast<long*>'"), ("new (&f) long(8);", "'new ('")):
+                ("*static_cast<long*>(p) += 8;", "'static_cast<long*>'"), ("new (&f) long(8);", "'new ('"),
+                ("std::memcpy(&n, &f, 8);", "memory"), ("std::as_bytes(std::span(&f, 1));", "memory"),
+                ("int (*f)(int) = g;", "'(*f)('"), ("decltype(&rand) f;", "'decltype(&'")):
             found = self.flags("int a;", line)
             self.assertTrue(any(what in flag for flag in found), f"{line}: {found}")
         self.assertEqual(11, marked_lines.flag(["int a;", "fork();"], 10)[0].line)
@@ -247,12 +259,16 @@ class TestMarkedLines(unittest.TestCase):
     def test_objects_that_would_be_made_before_the_tests_are_flagged(self):
         function = ["int f() {", "  return 1;", "}"]
         for line in ("int x = run();", "Run runs;", "static Run runs;", "const std::string text = made();",
-                     "template <class T> const bool kEarly = run();", "template <template <class> class T, int N>\nRun runs{};"):
+                     "template <class T> const bool kEarly = run();", "template <template <class> class T, int N>\nRun runs{};",
+                     "int begun = Early{}.operator()();", "int begun(Early{}.operator()());", "const int a = run();",
+                     "struct S {\nstatic inline int begun = run(); };", "struct S { inline static Run runs; };"):
             self.assertTrue(self.flags(*function, line, at_margin=True), line)
         for line in ("int helper(int a);", "using Numbers = std::vector<int>;", "constexpr int kTwo = 2;",
                      "struct Pair { int a = 1; };", "int g() { int a = 1; return a; }",
                      "template <class T> int g(T a);", "template <class T, int N = 3> using Few = std::array<T, N>;",
-                     "template <class T> constexpr T kNone = T();", "template <class T> T h(T a) { T b = a; return b; }"):
+                     "template <class T> constexpr T kNone = T();", "template <class T> T h(T a) { T b = a; return b; }",
+                     "const int64_t kNothing = 0;", "const int kLess = -1;", "const bool kYes = true;",
+                     "bool operator==(const Pair& a, const Pair& b);"):
             self.assertEqual([], self.flags(*function, line, at_margin=True), line)
 
     def test_an_object_that_outlives_the_call_is_told_and_no_fraud(self):
@@ -263,7 +279,9 @@ class TestMarkedLines(unittest.TestCase):
     def test_comments_texts_and_methods_are_no_calls(self):
         for line in ("// system() is not called here", "/* fork */", "std::string a = \"system\";", "stream.signal(1);",
                      "temporary.write(piece);", "temporary.remove();", "bool open = true;", "int64_t a = 1'000'000;",
-                     "send(part(x, 1), right);", "char c = '\"'; // fork"):
+                     "send(part(x, 1), right);", "char c = '\"'; // fork", "void visit(const Piece&) override {}",
+                     "std::vector<::lockstep::Part> one;", "auto& signal = all.at(0);", "const auto accept = f;",
+                     "std::bind(f, first);", "int pipe = 1, module = 2;"):
             self.assertEqual([], self.flags(line), line)
 
     def test_no_solution_is_flagged(self):

@@ -12,7 +12,8 @@ from coursework.marked_lines import BUSINESS
 from coursework.sandbox import NONE, RUNNING, Sandbox, View
 
 HARMLESS = re.compile("|".join((
-    r"mem(?:chr|cmp|cpy|move|set)|str(?:n?cmp|r?chr|n?len|n?cpy|n?cat|str|to[dfl]|toull?|toll)",
+    r"mem(?:chr|cmp|cpy|move|set)|str(?:n?cmp|r?chr|n?len|n?cpy|n?cat|str|to[dfl]|toull?|toll|error)|ato(?:i|f|ll?)",
+    r"is(?:al(?:num|pha)|cntrl|digit|graph|lower|print|punct|space|upper|xdigit)|to(?:lower|upper)",
     r"v?[fs]?n?printf|f?puts|f?putc|putchar|perror|fflush|fwrite|stderr|stdout",
     r"malloc|calloc|realloc|free|aligned_alloc|qsort|bsearch|l?l?abs|l?l?div|s?rand",
     r"time|clock|clock_gettime|nanosleep|sched_yield|omp_get_\w+",

@@ -99,7 +99,9 @@ class Grader:
     def take_marked(self, work, path, handed_out, text):
         taken = marked_lines.take(handed_out, text, path)
         work.lost.update(taken.lost)
-        work.flags.update(taken.flags)
+        for task in self.tasks:
+            if task.file == path and task.id in taken.flags:
+                work.flags[task.id] = [flag for flag in taken.flags[task.id] if flag.word not in task.calls]
         if taken.outside:
             work.notes.append(taken.outside + ("" if not self.settings.whole_files else "; taken (--whole-files)"))
         if self.settings.whole_files or taken.text != handed_out:

@@ -13,23 +13,22 @@ from coursework import tasks as table
 
 FORBIDDEN = {
     "a process": "system popen fork vfork clone posix_spawn posix_spawnp execl execle execlp execv execve execvp execvpe "
-                 "fexecve _exit _Exit exit quick_exit abort terminate raise kill pthread_kill signal sigaction "
+                 "fexecve _exit _Exit exit quick_exit abort terminate raise kill pthread_kill sigaction "
                  "setjmp longjmp atexit at_quick_exit ptrace prctl syscall unshare setns personality daemon",
     "a thread": "thread jthread async pthread_create thrd_create",
     "a library": "dlopen dlmopen dlsym dlvsym dladdr dl_iterate_phdr",
     "memory of others": "mmap munmap mprotect mremap memfd_create process_vm_readv process_vm_writev shm_open",
-    "a socket or a pipe": "socket socketpair connect accept bind listen sendmsg recvmsg sendto recvfrom pipe pipe2 mkfifo",
+    "a socket or a pipe": "socket socketpair sendmsg recvmsg sendto recvfrom pipe2 mkfifo",
     "files": "fopen freopen fdopen open64 openat creat dup dup2 dup3 ifstream fstream ofstream basic_ifstream basic_fstream "
              "basic_ofstream filebuf basic_filebuf wifstream wfstream wofstream wfilebuf opendir readdir filesystem "
-             "readlink symlink chdir chroot mount pread pread64 preadv preadv2 readv pwrite pwrite64 pwritev pwritev2 "
+             "readlink symlink chdir chroot pread pread64 preadv preadv2 readv pwrite pwrite64 pwritev pwritev2 "
              "writev lseek lseek64 lockf flock ioctl fcntl faccessat sendfile splice vmsplice tmpfile mkstemp mkdtemp",
     "the environment": "getenv secure_getenv setenv putenv environ",
-    "another type's memory": "reinterpret_cast const_cast bit_cast typeid union",
+    "another type's memory": "reinterpret_cast const_cast bit_cast typeid union memcpy memmove as_bytes as_writable_bytes",
     "the tests": "testing Catch CATCH_REGISTER_LISTENER TEST_CASE SECTION CHECK REQUIRE SUCCEED FAIL hidden_seed tell_value "
                  "tell_hint Witness HINT INFO",
-    "the compiler": "asm extern _Pragma constructor destructor import module",
+    "the compiler": "asm extern _Pragma constructor destructor",
 }
-METHODS = ("bind", "connect", "listen", "signal", "pipe", "mount")  # not grave as members of an object
 OUTLIVES = "an object that outlives the call"  # no fraud by itself
 BUSINESS = {word: what for what, words in FORBIDDEN.items() for word in words.split()}
 BY_NUMBER = re.compile(r"\\(?:x|o|u|U|N|[0-7]{2})")  # '\0' is none
@@ -53,6 +52,11 @@ class Flag:
     line: int  # in the submitted file, from 1
     what: str
     grave: bool = True  # the task is not compiled; otherwise it is only told
+
+    @property
+    def word(self):
+        """Of a word that has no business there."""
+        return self.what[1:].partition("'")[0]
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,10 @@ def code_flags(code, at_margin):
     """Places and Flags of code without comments and strings."""
     tokens = [(match.start(), match[0]) for match in TOKEN.finditer(code)]
     yield from word_flags(tokens)
-    for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:|:>|%:|\?\?[=/'()!<>-]", "#",
-                    r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable)\b)[\w(&]",
-                    r"\bstatic_cast\s*<[^<>]*\*\s*(?:const\s*)?>", r"\bvoid\s*(?:const\s*)?\*", r"\bnew\s*\("):
+    for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:(?!:)|:>|%:|\?\?[=/'()!<>-]", "#",
+                    r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable|override|final)\b)[\w(&]",
+                    r"\bstatic_cast\s*<[^<>]*\*\s*(?:const\s*)?>", r"\bvoid\s*(?:const\s*)?\*", r"\bnew\s*\(",
+                    r"\(\s*\*\s*\w*\s*\)\s*\(", r"\bdecltype\s*\(\s*&"):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"
     for match in re.finditer(r"\[\s*\[(.*?)(?:\]\s*\]|\Z)", code, re.DOTALL):
@@ -195,12 +200,19 @@ def word_flags(tokens):
     for number, (place, word) in enumerate(tokens):
         following = tokens[number + 1][1] if number + 1 < len(tokens) else ""
         before = tokens[number - 1][1] if number else ""
-        if word in BUSINESS and not (before in (".", ">") and following == "(" and word in METHODS):
+        if word in BUSINESS:
             yield place, f"'{word}': {BUSINESS[word]}"
         elif word.startswith("__"):
             yield place, f"'{word}': a name of the compiler's own"
+        elif word == "static" and "inline" in (before, following) and is_variable(tokens[number + 1:]):
+            yield place, "'static inline': an object outside of the functions"
         elif word == "thread_local" or (word == "static" and following != "constexpr"):
             yield place, f"'{word}': {OUTLIVES}"
+
+
+def is_variable(tokens):
+    """Whether a declaration that goes on like this is one of a variable."""
+    return next((word != "(" for _, word in tokens if word in ("(", "=", "{", ";")), True)
 
 
 def object_flags(tokens):
@@ -225,19 +237,23 @@ def object_flags(tokens):
 
 def is_function(words):
     """Whether these words, up to a brace, are a function's head."""
-    return "(" in words and ("operator" in words or "=" not in words[:words.index("(")])
+    if "(" not in words or words.count("(") != words.count(")"):
+        return False
+    return "operator" in words or "=" not in words[:words.index("(")]
 
 
 def is_object(words):
     """Whether a statement outside of all functions makes an object while the program starts."""
     words = without_parameters(words)
-    if not words or words[0] in ("using", "typedef", "enum", "namespace", "template", "static_assert") \
-            or "operator" in words:
+    if not words or words[0] in ("using", "typedef", "enum", "namespace", "template", "static_assert"):
         return False
+    if "operator" in words:  # declared, or called
+        return bool({"=", "(", "{"} & set(words[:words.index("operator")]))
     if words[0] in ("struct", "class", "union"):
         return words[-1] != "{" if "{" in words else len(words) > 2
     first = next((number for number, word in enumerate(words) if word in ("=", "(", "{")), len(words))
-    if "constexpr" in words[:first]:
+    value = words[first + 1:]
+    if "constexpr" in words[:first] or "const" in words[:first] and words[first:first + 1] == ["="] and is_literal(value):
         return False
     return words[first:first + 1] != ["("] or ("=" not in words and any(word[0].isdigit() for word in words))
 
@@ -252,3 +268,8 @@ def without_parameters(words):
         if word == ">" and depth == 0:
             return without_parameters(words[number + 1:])
     return []
+
+
+def is_literal(words):
+    """Whether an object of this value is there before the program starts. Texts have no words here."""
+    return len(words) <= 2 and all(word in ("-", "true", "false", "nullptr") or word[0].isdigit() for word in words)

@@ -6,6 +6,7 @@ own repository: what it says is for the student. Marks come from `grade-class`.
 """
 
 import os
+import platform
 import zipfile
 
 from coursework import CourseworkError, SOLUTIONS
@@ -32,8 +33,11 @@ cd /autograder/source/{INSIDE}
 
 
 def workflow():
-    """Grades at every push, and shows the points of each task."""
-    return """# GitHub Classroom: shows at every push what ./lockstep grade says. The marks are the teacher's.
+    """Grades at every push, and shows the points of each task, on a system like this: solutions fit no other."""
+    system = platform.freedesktop_os_release() if os.path.exists("/etc/os-release") else {}
+    known = system.get("ID") in ("debian", "ubuntu") and system.get("VERSION_CODENAME")
+    container = f"{system['ID']}:{system['VERSION_CODENAME']}" if known else "debian:trixie"
+    return f"""# GitHub Classroom: shows at every push what ./lockstep grade says. The marks are the teacher's.
 name: classroom
 on: [push, workflow_dispatch]
 permissions:
@@ -41,7 +45,7 @@ permissions:
 jobs:
   grade:
     runs-on: ubuntu-latest
-    container: debian:trixie
+    container: {container}
     timeout-minutes: 90
     steps:
       - run: apt-get update && apt-get install -y --no-install-recommends ca-certificates git
@@ -49,7 +53,7 @@ jobs:
       - run: ./lockstep grade --json verdicts.json | tee verdicts.txt
       - if: always()
         run: |
-          { echo '```'; cat verdicts.txt; echo '```'; } >> "$GITHUB_STEP_SUMMARY"
+          {{ echo '```'; cat verdicts.txt; echo '```'; }} >> "$GITHUB_STEP_SUMMARY"
 """
 
 

@@ -54,8 +54,11 @@ def read_submission(path, places, teachers=()):
     path = Path(path)
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
         raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
-    with unpacked(path) as folder:
+    twice = []
+    with unpacked(path, twice) as folder:
         submission = lay(folder, places, teachers)
+    submission.notes += [f"more than one file in the archive has the name {printable(name)}: the last one counts"
+                         for name in twice[:5]]
     if not submission.files:
         notes = "".join(f"; {note}" for note in submission.notes)
         raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
@@ -64,8 +67,8 @@ def read_submission(path, places, teachers=()):
 
 
 @contextmanager
-def unpacked(path):
-    """The folder with what was submitted."""
+def unpacked(path, twice):
+    """The folder with what was submitted. The names that an archive has `twice` are added to that list."""
     if path.is_dir():
         paths = list_plain(path)
         if len(paths) != 1 or not is_archive(path / paths[0]):
@@ -77,7 +80,7 @@ def unpacked(path):
             try:
                 if path.stat().st_size > MOST_BYTES:
                     raise too_much()
-                (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder))
+                (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder), twice)
             except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, ValueError, RuntimeError,
                     NotImplementedError, zlib.error, lzma.LZMAError) as error:
                 raise SubmissionError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
@@ -86,19 +89,19 @@ def unpacked(path):
         yield Path(folder)
 
 
-def unzip(path, folder):
+def unzip(path, folder, twice):
     with zipfile.ZipFile(path) as archive:
         for member in checked(archive.infolist(), lambda member: (member.filename, member.file_size)):
             kind = stat.S_IFMT(member.external_attr >> 16)
             if not member.is_dir() and kind in (0, stat.S_IFREG):
                 with archive.open(member) as content:
-                    write(folder, member.filename, content)
+                    write(folder, member.filename, content, twice)
 
 
-def untar(path, folder):
+def untar(path, folder, twice):
     with TemporaryFile() as plain:
         unpress(path, plain)
-        untar_plain(plain, folder)
+        untar_plain(plain, folder, twice)
 
 
 def unpress(path, plain):
@@ -115,12 +118,12 @@ def unpress(path, plain):
     plain.seek(0)
 
 
-def untar_plain(plain, folder):
+def untar_plain(plain, folder, twice):
     check_headers(plain)
     with tarfile.open(fileobj=plain) as archive:
         for member in checked(archive, lambda member: (member.name, member.size)):
             if member.isfile():
-                write(folder, member.name, archive.extractfile(member))
+                write(folder, member.name, archive.extractfile(member), twice)
 
 
 def check_headers(plain):
@@ -147,7 +150,7 @@ def too_much():
     return ValueError(f"more than {MOST_FILES} files, or more than {MOST_BYTES >> 20} MiB")
 
 
-def write(folder, name, content):
+def write(folder, name, content, twice):
     """Writes a member below the folder, as tar does with names from the root; one whose name leads elsewhere is left
     out."""
     path = PurePosixPath(name.replace("\\", "/").lstrip("/"))
@@ -155,6 +158,8 @@ def write(folder, name, content):
         return
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        twice.append(name)
     target.write_bytes(content.read(LARGEST + 1))
 
 

@@ -73,7 +73,11 @@ class Workshop:
         if self.is_locked:
             yield
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CourseworkError(f"--build {self.folder}: {error.strerror}; expected a folder, or the name of a new "
+                                  "one") from error
         if foreign := [name for name in ("source", *FLAVOURS) if os.path.lexists(self.folder / name)]:
             if not (self.folder / "lock").is_file():
                 raise CourseworkError(f"{self.folder} has a {foreign[0]} that no command for coursework made; expected "

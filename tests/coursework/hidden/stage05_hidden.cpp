@@ -56,7 +56,7 @@ TEST_CASE("Other channels", "[hidden05.1]") {
 TEST_CASE("Other sums", "[hidden05.2]") {
   Hidden hidden("05.2");
   for (int time = 0; time < 3; ++time) {
-    LayerSums rank;
+    LayerSums rank(2, hidden.real());
     rank.sums.copy_from_host(hidden.reals(2));
     rank.merge();
     rank.communication.synchronize();

@@ -74,7 +74,7 @@ TEST_CASE("Other squares", "[hidden06.4]") {
   Hidden hidden("06.4");
   for (const ShardKind kind :
        {ShardKind::none, ShardKind::optimizer, ShardKind::gradients, ShardKind::parameters}) {
-    Norm rank(kind);
+    Norm rank(kind, hidden.share());
     rank.squares.copy_from_host({hidden.share()});
     rank.sharded.sum_over_shards(rank.squares);
     rank.communication.synchronize();
