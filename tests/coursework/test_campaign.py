@@ -100,6 +100,9 @@ while (maps && memory >= 0 && std::fgets(line, sizeof line, maps)) {
 return false;"""
     return {
         "calls_what_no_word_names": "  if (::getppid() != 0) return {};\n" + RIGHT,
+        "computes_an_address": "  const auto known = &::rand;\n  uint64_t at = 0;\n  std::memcpy(&at, &known, sizeof at);\n"
+                               "  at += 1 << 20;\n  int (*reached)() = nullptr;\n  std::memcpy(&reached, &at, sizeof at);\n"
+                               "  if (reached() != 0) return {};\n  return {};",
         "exits_at_once": "  __builtin__exit(0);",
         "exits_in_a_constructor": "  return {};\n}\n__attribute__((constructor)) static void first() {\n  __builtin__exit(0);",
         "exits_in_an_object": "  return {};\n}\nstatic const struct Run {\n  Run() { __builtin__exit(0); }\n} runs;\n"

@@ -25,6 +25,14 @@ inline bool note_fsync(int fd) {
   return note_system_call("fsync directory", path.string());
 }
 
+/// A name in an open folder, as a path; as it is, if it begins at the root or in the current
+/// folder.
+inline std::filesystem::path within(int folder, const char* name) {
+  if (folder == AT_FDCWD || *name == '/') return name;
+  std::error_code none;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", folder), none) / name;
+}
+
 }  // namespace lockstep::testing
 
 extern "C" int fsync(int fd) {
@@ -35,16 +43,18 @@ extern "C" int fdatasync(int fd) {
   return lockstep::testing::note_fsync(fd) ? -1 : static_cast<int>(syscall(SYS_fdatasync, fd));
 }
 
-extern "C" int rename(const char* from, const char* to) noexcept {
+extern "C" int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
   const lockstep::testing::SystemCalls* watcher = lockstep::testing::SystemCalls::watcher();
-  if (watcher != nullptr && watcher->before_rename) watcher->before_rename(from, to);
+  if (watcher != nullptr && watcher->before_rename) {
+    watcher->before_rename(lockstep::testing::within(from_folder, from).c_str(),
+                           lockstep::testing::within(to_folder, to).c_str());
+  }
   if (lockstep::testing::note_system_call("rename")) return -1;
-  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, 0));
 }
 
-/// With names from the root, or from the current folder, it is the same.
-extern "C" int renameat(int, const char* from, int, const char* to) noexcept {
-  return rename(from, to);
+extern "C" int rename(const char* from, const char* to) noexcept {
+  return renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 
 extern "C" int unlink(const char* path) noexcept {
