@@ -27,7 +27,7 @@ inline bool note_fsync(int fd) {
 
 /// A name in an open folder, as a path; as it is, if it begins at the root or in the current
 /// folder.
-inline std::filesystem::path within(int folder, const char* name) {
+inline std::filesystem::path path_in(int folder, const char* name) {
   if (folder == AT_FDCWD || *name == '/') return name;
   std::error_code none;
   return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", folder), none) / name;
@@ -46,8 +46,8 @@ extern "C" int fdatasync(int fd) {
 extern "C" int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
   const lockstep::testing::SystemCalls* watcher = lockstep::testing::SystemCalls::watcher();
   if (watcher != nullptr && watcher->before_rename) {
-    watcher->before_rename(lockstep::testing::within(from_folder, from).c_str(),
-                           lockstep::testing::within(to_folder, to).c_str());
+    watcher->before_rename(lockstep::testing::path_in(from_folder, from).c_str(),
+                           lockstep::testing::path_in(to_folder, to).c_str());
   }
   if (lockstep::testing::note_system_call("rename")) return -1;
   return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, 0));
