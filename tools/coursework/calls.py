@@ -1,7 +1,7 @@
 """What an object file calls outside of the project, by the names that the linker sees: no spelling hides one.
 
-A student's object may call what the solved file calls (solutions.py), what its tasks' rows allow besides (`calls`), and
-what only computes, prints or takes memory.
+A student's object may call what the solved file calls (solutions.py), what its tasks' rows allow besides (`calls`), the
+project's own functions, and what only computes, prints or takes memory.
 """
 
 import re
