@@ -16,11 +16,11 @@ enum class AllReduceKind {
 };
 constexpr auto words_of(AllReduceKind) { return std::array{"ring", "naive", "library"}; }
 
-/// x becomes the sum of all ranks' x, with the same bits on all ranks. The communicator counts the
-/// bytes that this rank sends for it as those of gradients.
+/// Replaces x by the sum of all ranks' x, with the same bits on all ranks. The communicator counts
+/// the bytes that this rank sends as bytes of gradients.
 class AllReduce {
  public:
-  /// `comm` must outlive this object; `stream` is that of all calls.
+  /// `comm` must outlive this object; all calls go to `stream`.
   AllReduce(Communicator& comm, AllReduceKind kind, Stream stream)
       : comm_(comm), kind_(kind), stream_(stream) {}
 
@@ -30,9 +30,9 @@ class AllReduce {
  private:
   void ring(const Tensor& x);
   void naive(const Tensor& x);
-  /// Part `number` of W of x, of nearly equal length; the numbers wrap around the ring.
+  /// Part `number` of the W parts of x, of nearly equal length. Numbers wrap around the ring.
   Tensor part(const Tensor& x, int number) const;
-  /// Memory for `count` numbers to receive. The next call returns the same memory.
+  /// Memory in which to receive `count` numbers. The next call returns the same memory.
   Tensor scratch(int64_t count);
   void send(const Tensor& x, int to) { comm_.send(stream_, x, to); }
   void receive(const Tensor& x, int from) { comm_.receive(stream_, x, from); }

@@ -14,7 +14,7 @@ struct BucketCaps {
   int64_t first_bytes = int64_t{1} << 20;
   int64_t bytes = int64_t{25} << 20;
 
-  /// The same cap for all, as bucket_cap_mb gives; 0: every gradient by itself.
+  /// The same cap for all buckets, as bucket_cap_mb gives. 0: each gradient has its own bucket.
   static BucketCaps equal(double megabytes);
 };
 
@@ -25,10 +25,10 @@ struct Bucket {
   friend bool operator==(const Bucket&, const Bucket&) = default;
 };
 
-/// Puts gradients, given by their bytes in the order in which backward completes them, into
-/// buckets. A bucket is closed when it has reached its cap, so it may be larger. They
-/// are a function of the sizes alone, and so the same on all ranks; unlike PyTorch's they are never
-/// made anew.
+/// Puts gradients into buckets. `bytes` has their sizes, in the order in which backward completes
+/// them. A bucket is closed when it has reached its cap, so it may be larger than the cap. Buckets
+/// depend on the sizes alone, so they are the same on all ranks; unlike PyTorch's they never
+/// change.
 std::vector<Bucket> make_buckets(const std::vector<int64_t>& bytes, const BucketCaps& caps);
 
 }  // namespace lockstep

@@ -32,11 +32,11 @@ struct ReplicaOptions {
   AllReduceKind all_reduce = AllReduceKind::library;
   Compression compress = Compression::none;
   BucketOptions buckets{};
-  /// Nothing is reduced before backward has ended. The same sums, later.
+  /// Reduces nothing before backward has ended: the same sums, later.
   bool no_overlap = false;
-  /// A parameter without a gradient is sent as zeros, instead of as a mistake.
+  /// Sends zeros for a parameter without a gradient, instead of throwing an error.
   bool find_unused_parameters = false;
-  /// Running statistics are rank 0's before every training forward.
+  /// Gives all ranks rank 0's running statistics before every training forward.
   bool broadcast_buffers = true;
 
   void add_to(OptionParser& parser);
@@ -54,13 +54,13 @@ class DistributedDataParallel final : public Replica {
  public:
   /// `parameters` are those of `module`, on the stream of its passes; they, `comm` and its group
   /// must outlive this object. Gives every rank rank 0's parameters and buffers. Throws BadInput,
-  /// on all ranks, if they do not have the same parameters.
+  /// on all ranks, if the ranks' parameters differ.
   DistributedDataParallel(std::unique_ptr<Module> module, const FlatParameters& parameters,
                           Communicator& comm, const ExchangeTexts& exchange, Stream communication,
                           const ReplicaOptions& options = {});
 
-  /// After this, on the stream of the passes, the gradients are those of the whole batch. Throws
-  /// BadInput naming the parameters that got no gradient, unless that is allowed.
+  /// Later work on the stream of the passes finds the gradients of the whole batch. Throws
+  /// BadInput, naming the parameters without a gradient, unless the options allow such parameters.
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   /// A single bucket is complete only when backward has ended.

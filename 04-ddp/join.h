@@ -25,9 +25,9 @@ class Join {
   Join(Communicator& comm, Stream stream, EarlyEnd early_end = EarlyEnd::take_part)
       : comm_(comm), stream_(stream), early_end_(early_end) {}
 
-  /// Called by all ranks before every step: the number of samples that all ranks together have for
-  /// it, 0 when all have run out. Waits for the slowest rank. With throw_on_all_ranks throws
-  /// BadInput when only some have run out.
+  /// Returns the number of samples that all ranks together have for the next step; 0 when all have
+  /// run out. All ranks call it before every step. Waits for the slowest rank. With
+  /// throw_on_all_ranks throws BadInput when only some have run out.
   int64_t samples_of_step(int64_t mine);
 
  private:

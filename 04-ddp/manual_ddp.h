@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Every rank's weights become rank 0's, one parameter after another. Mirrors
+/// Gives every rank rank 0's weights, one parameter after another. Mirrors
 /// hvd.broadcast_parameters.
 void broadcast_parameters(const FlatParameters& parameters, Communicator& comm);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What both ways of writing DDP share: one rank's copy of the network.
+// One rank's copy of the network, shared by both ways of writing DDP.
 
 #include <memory>
 #include <string>
@@ -14,31 +14,31 @@
 
 namespace lockstep {
 
-/// Where the time of steps went, in seconds per step. Compute is forward, loss and backward;
-/// communication is the all-reduces, including the wait for slower ranks; exposed is the part that
-/// backward did not hide: the time from the end of backward until the gradients were there,
-/// including the handing over between threads.
+/// The parts of a step's time, in seconds per step. Compute is forward, loss and backward.
+/// Communication is the all-reduces, including the wait for slower ranks. Exposed is the part that
+/// backward did not hide: from the end of backward until the gradients were there, including the
+/// handing over between threads.
 struct StepTimes {
   double compute = 0, communication = 0, exposed = 0;
   /// The part of communication that did not make the step longer, 0 to 1.
   double hidden() const;
   /// The part of `exposed` that is not communication: the handing over.
   double hand_over() const;
-  /// "compute 1.00, communication 0.40 (75 % hidden), ..." in ms. The share is said where it is one
-  /// that means something: where reductions `may_overlap` backward, and any of it was hidden. On
-  /// cores that are busy with something else, exposed can be longer than the communication itself.
+  /// "compute 1.00, communication 0.40 (75 % hidden), ..." in ms. Gives the share only where it has
+  /// a meaning: where reductions `may_overlap` backward, and some time was hidden. On cores that
+  /// are busy with other work, exposed can be longer than the communication.
   std::string text(bool may_overlap) const;
 };
 
-/// Throws BadInput, on all ranks, if they do not have the same parameters and running statistics.
-/// Without this check a difference would show as a sum of unrelated numbers, or as a hang.
+/// Throws BadInput, on all ranks, if the ranks' parameters or running statistics differ. Without
+/// this check a difference would show as a sum of unrelated numbers, or as a hang.
 void require_same_network(const ExchangeTexts& exchange, const std::vector<Parameter*>& parameters,
                           const std::vector<ModelBuffer*>& buffers);
 
-/// Gives all ranks rank 0's running statistics, each of which has seen its own part of the batches.
+/// Gives all ranks rank 0's running statistics. Each rank has seen only its part of the batches.
 class RunningStatistics {
  public:
-  /// `values` as FlatBuffers::values(). With `broadcasts` false every rank keeps its own.
+  /// `values` are FlatBuffers::values(). If `broadcasts` is false, every rank keeps its own.
   RunningStatistics(Communicator& comm, Stream passes, Stream communication, Tensor values,
                     bool broadcasts)
       : comm_(comm),
@@ -46,11 +46,11 @@ class RunningStatistics {
         communication_(communication),
         values_(std::move(values)),
         broadcasts_(broadcasts) {}
-  /// They become rank 0's, if a pass has changed them. The message goes over the communication
-  /// stream: beside messages of another group, on a stream of its own, some ranks might come to it
-  /// first and others to those, and all would wait.
+  /// Gives all ranks rank 0's statistics, if a pass has changed them. The message goes over the
+  /// communication stream. On a stream of its own, beside another group's messages, some ranks
+  /// might begin with this message and others with those: all would wait.
   void broadcast_buffers();
-  /// A training pass has.
+  /// Notes that a training pass has changed the statistics.
   void mark_changed() { changed_ = true; }
 
  private:
@@ -64,18 +64,18 @@ class RunningStatistics {
 /// One rank's copy of a network; every rank has its own part of every batch. After backward the
 /// gradients are the same on all ranks: those of the whole batch.
 ///
-/// A rank's loss must be the mean over its n_r samples, times n_r W / N: so a sample counts W / N
-/// (StepState::loss_weight), and the mean of that over the ranks is the mean over all N samples,
+/// A rank's loss must be the mean over its n_r samples, times n_r W / N. So a sample counts W / N
+/// (StepState::loss_weight), and the mean of the ranks' losses is the mean over all N samples,
 /// however unequal the parts are. A rank without samples makes its passes with an empty batch.
 ///
-/// The loss in FlatParameters::loss() becomes the mean over the global batch as the gradients do.
-/// It travels with the last of them: a message of its own would cost more than its four bytes.
+/// The loss in FlatParameters::loss() is averaged over the global batch, as the gradients are. It
+/// travels with the last gradients: a message of its own would cost more than its four bytes.
 class Replica : public Module {
  public:
-  /// In training it begins with a broadcast of rank 0's running statistics; evaluation does not
-  /// communicate, so that one rank may evaluate alone.
+  /// In training, broadcasts rank 0's running statistics first. Evaluation does not communicate, so
+  /// that one rank may evaluate alone.
   AnyTensor forward(const AnyTensor& x, Context& context) override;
-  /// Running statistics become rank 0's, if a pass has changed them.
+  /// Gives all ranks rank 0's running statistics, if a pass has changed them.
   void broadcast_buffers() { running_statistics_.broadcast_buffers(); }
 
   /// Whether this rank's contribution to the sums was finite, its loss included. When a sum is not
@@ -83,13 +83,13 @@ class Replica : public Module {
   const HealthTensor& own_health() const { return own_health_; }
   /// The module itself: its names and state are those of an unwrapped network.
   Module& inner() { return module_; }
-  /// Whoever has sent gradients knows how many bytes (Communicator::bytes_sent()).
+  /// The communicator of the gradients; its bytes_sent() counts them.
   const Communicator& comm() const { return comm_; }
-  /// Of the steps so far. Waits for the last one.
+  /// The times of the steps so far. Waits for the last step.
   StepTimes times(int64_t steps);
   /// Whether a reduction may begin before backward has ended.
   virtual bool overlaps() const { return false; }
-  /// What gradients are sent in.
+  /// How gradients are sent.
   Compression compression() const { return compression_; }
 
  protected:
@@ -99,10 +99,10 @@ class Replica : public Module {
           Stream communication, AllReduceKind kind, Compression compression,
           bool broadcast_buffers);
 
-  /// `gradients`, for which the communication stream waits, become their mean over the ranks there:
-  /// a part of FlatParameters::contribution(), which may end with the loss and the marks.
+  /// Replaces `gradients` by their mean over the ranks, on the communication stream, which waited
+  /// for them. They are a part of FlatParameters::contribution(), maybe with loss and marks.
   void average_gradients(const Tensor& gradients);
-  /// After this, on the stream of the passes, all gradients are averaged.
+  /// Makes the stream of the passes wait until all gradients are averaged.
   void finish_reduction();
 
   Module& module_;

@@ -16,7 +16,7 @@ enum class Sharding {
   padded,        // PyTorch's DistributedSampler: equal parts, some samples twice
 };
 
-/// Batch s is this rank's part of global batch s. All ranks get equally many batches.
+/// Loads the batches of a rank: batch s is its part of global batch s. All ranks get equally many.
 class ShardLoader {
  public:
   /// The batches of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws
@@ -25,15 +25,15 @@ class ShardLoader {
   /// rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
-  /// The batches of this rank of `comm`, whose ranks share the samples out, in memory from which
-  /// `device` copies fast; a failure on one rank of the group is a failure on all
-  /// (ProcessGroup::together).
+  /// The same for this rank of `comm`, whose ranks share the samples out. Batches lie in memory
+  /// from which `device` copies fast. A failure on one rank of the group is a failure on all of its
+  /// ranks (ProcessGroup::together).
   ShardLoader(const Dataset& set, const Options& options, Device& device, ProcessGroup& group,
               const Communicator& comm, Sharding sharding);
 
   /// The same on all ranks.
   int64_t batches_per_epoch() const { return batches_; }
-  /// Goes to global batch `first_batch` of the epoch: 0, or where a checkpoint was made.
+  /// Goes to global batch `first_batch` of the epoch: 0, or the one at which a checkpoint was made.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
   /// The next batch; its size is 0 where the global batch, the last one, has too few samples for
   /// all ranks. Returns nothing at the end of the epoch.
@@ -48,10 +48,10 @@ class ShardLoader {
   std::unique_ptr<DataLoader> loader_;
 };
 
-/// What a sample of a rank's part of a batch counts in that rank's loss (StepState::loss_weight),
-/// which adds up its samples. Losses and gradients are then averaged over the W ranks, and that is
-/// to be the mean over all samples of the global batch, however unequal the parts are. `batch.size`
-/// of its `batch.global_size` samples are this rank's, perhaps none.
+/// The weight of a sample in its rank's loss (StepState::loss_weight), which adds up the rank's
+/// samples. Losses and gradients are then averaged over the W ranks. The average must be the mean
+/// over all samples of the global batch, however unequal the parts are. This rank has `batch.size`
+/// of the `batch.global_size` samples, perhaps none.
 Real loss_weight(const HostBatch& batch, int world_size);
 
 /// A loader's options for this rank's part of a test set, with no sample twice

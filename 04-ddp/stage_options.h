@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// How ranks take a step together, each with a part of the batch: every stage from here on has it.
+/// How ranks take a step together, each with a part of the batch. All later stages have these, too.
 struct StepOptions {
   bool pad = false;
   int accumulate = 1;
@@ -25,14 +25,14 @@ struct StepOptions {
   void add_to(OptionParser& parser);
 
   Sharding sharding() const { return pad ? Sharding::padded : Sharding::global_batch; }
-  /// The micro-batches of a rank's part of a batch, whose gradients add up before they are reduced.
-  /// All ranks have equally many, since batch normalisation may need the other ranks in each of
-  /// them.
+  /// The micro-batches of a rank's part of a batch. Their gradients add up before they are
+  /// reduced. All ranks have equally many, since batch normalisation may need all ranks in each
+  /// micro-batch.
   BatchSplit accumulation() const {
     return {.kind = BatchSplit::Kind::micro, .parts = accumulate, .keep_empty = true};
   }
-  /// The --emulate value with which stage 01 divides a batch, for normalisation, as this many ranks
-  /// do. Throws BadInput if there is none.
+  /// The --emulate value with which stage 01 normalises the same parts of a batch as these ranks
+  /// do. Throws BadInput if there is no such value.
   std::string emulation(size_t world_size) const;
   /// The same where these ranks normalise each micro-batch together.
   std::string emulation_together(size_t world_size) const;
@@ -57,11 +57,11 @@ Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, Process
                          options.step);
 }
 
-/// The line printed once, at the start: how the batch and the learning rate come about.
+/// The line printed once, at the start: how the batch is dealt out, and the learning rate.
 std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group);
 
 /// Adds to the summary what the replica measured: compute, communication and exposed communication
-/// per step, and the bytes sent, as counted, next to 2 (W-1)/W times the model.
+/// per step, and the bytes sent, as counted, beside the formula: 2 (W-1)/W times the model.
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log);
 
 }  // namespace lockstep

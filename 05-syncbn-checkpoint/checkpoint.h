@@ -34,31 +34,31 @@ namespace lockstep {
 
 /// DIR/step-000000938.safetensors
 std::filesystem::path checkpoint_path(const std::filesystem::path& directory, int64_t steps);
-/// The file of the optimizer's state that belongs to it.
+/// The file of the optimizer's state that belongs to `checkpoint`.
 std::filesystem::path optimizer_path(const std::filesystem::path& checkpoint);
-/// The file of rank `rank` of `world_size` that belongs to it.
+/// The file of rank `rank` of `world_size` that belongs to `checkpoint`.
 std::filesystem::path shard_path(const std::filesystem::path& checkpoint, int rank, int world_size);
 
-/// The steps of the checkpoints in a directory, whole or not, the newest first. Empty if the
-/// directory is not there; throws EnvironmentError for one that cannot be read.
+/// The steps of the checkpoints in a directory, whole or not, the newest first. Empty if there is
+/// no directory; throws EnvironmentError if the directory cannot be read.
 std::vector<int64_t> find_checkpoints(const std::filesystem::path& directory);
 
 /// The newest of the checkpoints `found` in a directory for which read() does not throw. `warn`
 /// gets a line for each newer one, with the reason. Returns nothing if there are no checkpoints;
-/// throws BadInput if there are some, but none can be read; passes on that a rank was lost.
+/// throws BadInput if there are some, but none can be read; passes on the error of a lost rank.
 std::optional<int64_t> newest_readable(
     const std::filesystem::path& directory, const std::vector<int64_t>& found,
     const std::function<void(const std::filesystem::path&)>& read,
     const std::function<void(const std::string&)>& warn);
 
-/// Keeps other runs out of a directory, which would remove what this one saves: a lock on the file
-/// .lock in it, which only this user may open. (A lock on the directory could be had by everyone
-/// who may read it.) It ends with the process, and the file goes with this object; file systems
-/// without locks have none. A directory that is not there is made, and goes with this object, too,
-/// if nothing was saved to it.
+/// Keeps other runs out of a directory: they would remove what this run saves. Locks the file .lock
+/// in it, which only this user may open. (Everyone who may read a directory could lock the
+/// directory itself.) The lock ends with the process; this object removes the file. Some file
+/// systems have no locks. Makes a directory that is not there; removes it again if nothing was
+/// saved to it.
 class DirectoryLock {
  public:
-  /// Throws BadInput where another run has the lock, or its file is another user's;
+  /// Throws BadInput where another run has the lock, or the file belongs to another user; throws
   /// EnvironmentError where the directory cannot be made.
   explicit DirectoryLock(const std::filesystem::path& directory);
   ~DirectoryLock();
@@ -71,8 +71,8 @@ class DirectoryLock {
   Descriptor file_{};
 };
 
-/// Removes temporary files, and files whose checkpoint is not there: what saves that did not finish
-/// have left. What cannot be removed stays.
+/// Removes what unfinished saves have left: temporary files, and files without their checkpoint.
+/// Files that cannot be removed stay.
 void remove_leftovers(const std::filesystem::path& directory);
 
 /// Removes the files that belong to a checkpoint, except those in `keep`. Throws EnvironmentError.
@@ -80,8 +80,8 @@ void remove_companions(const std::filesystem::path& checkpoint,
                        const std::set<std::filesystem::path>& keep = {});
 
 /// Removes the checkpoints up to step `steps` except the `keep` newest of them. Those of the steps
-/// `damaged` stay and do not count. A checkpoint's own file is removed first, so that none is ever
-/// there without what belongs to it. Throws EnvironmentError.
+/// `damaged` stay and do not count. A checkpoint's own file is removed first, so no checkpoint is
+/// ever there without its other files. Throws EnvironmentError.
 void remove_old_checkpoints(const std::filesystem::path& directory, int64_t steps, int64_t keep,
                             const std::set<int64_t>& damaged = {});
 
@@ -90,23 +90,23 @@ void remove_old_checkpoints(const std::filesystem::path& directory, int64_t step
 /// The key of TrainingState in a checkpoint's free text.
 inline constexpr const char* kTrainingKey = "lockstep.training";
 
-/// What training changes. All of it must outlive this object.
+/// The objects that training changes. All must outlive this object.
 struct Trained {
   Module& network;  // not the wrapper around it: its names are those of the files
   const FlatParameters& parameters;
   const Optimizer& optimizer;
 };
 
-/// Throws NonFinite once a step's loss or gradient was not finite. Waits for the last step.
+/// Throws NonFinite if any step's loss or gradient was not finite. Waits for the last step.
 void require_good_steps(const Optimizer& optimizer, const std::filesystem::path& directory);
 /// Throws NonFinite, with the tensor's name, for a value that is not finite. A run can go wrong
 /// before its loss shows it: running variances overflow first.
 void require_finite(const std::vector<StateTensor>& state, const TrainingState& training);
-/// How often Adam and AdamW had updated each parameter, by name, as a file says it: PyTorch's name.
+/// PyTorch's name, in files, for how often Adam or AdamW has updated a parameter.
 inline constexpr const char* kStep = "step";
-/// The same in the order of optimizer.parameters(); empty for SGD. Files of Lockstep before that
-/// have none: there every parameter took part in all of `training`'s steps. Throws BadInput, naming
-/// the parameter, for numbers that those of training cannot have.
+/// The counts of updates, in the order of optimizer.parameters(); empty for SGD. `saved` has them
+/// by name; older files have none: there all parameters took part in all of `training`'s steps.
+/// Throws BadInput, naming the parameter, for counts that do not fit the steps of training.
 std::vector<int64_t> steps_of(const Optimizer& optimizer,
                               const std::map<std::string, double>& saved,
                               const TrainingState& training);
@@ -116,12 +116,12 @@ void require_same_states(const std::filesystem::path& path, const std::set<std::
 
 // --- Saving --------------------------------------------------------------------------------------
 
-/// Writes a checkpoint of the state after everything enqueued so far; one of the same step is
-/// replaced. Makes the directory if there is none. Returns the bytes of its files. Throws
-/// NonFinite, with the tensor's name, before it writes anything that is not finite, and
-/// EnvironmentError where writing fails: then the earlier checkpoints are still there, and no part
-/// of a new one. Of the ten steps of a save (README.md):
-///   3. remove_leftovers(), which a killed process may have left;
+/// Writes a checkpoint of the state after everything enqueued so far; replaces one of the same
+/// step. Makes the directory if there is none. Returns the bytes of the files. Throws NonFinite,
+/// with the tensor's name, before it writes anything that is not finite. Throws EnvironmentError
+/// where writing fails: then the earlier checkpoints are still there, and no part of a new one.
+/// Makes these of the ten steps of a save (README.md):
+///   3. remove_leftovers(): files that a killed process may have left;
 ///   4. the optimizer's file, then the network's, each by steps 5 to 8 (write_file_atomically()):
 ///      the checkpoint exists from the moment of the second rename.
 int64_t save_checkpoint(const std::filesystem::path& directory, const Trained& trained,
@@ -152,10 +152,10 @@ Checkpoint read_checkpoint(const std::filesystem::path& path);
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& directory,
                                             const std::function<void(const std::string&)>& warn);
 
-/// Throws BadInput for the state of another optimizer; else one that lists every tensor that is
-/// missing or unexpected, or has another dtype or shape.
+/// Throws BadInput for the state of another optimizer. Also throws BadInput, listing the tensors,
+/// if some are missing or unexpected, or have another dtype or shape.
 void require_fitting(const Checkpoint& checkpoint, const Trained& trained);
-/// Makes the same check; then the network and the optimizer's state become those of the checkpoint.
+/// Makes the same check, then loads the network and the optimizer's state from the checkpoint.
 void restore(const Checkpoint& checkpoint, const Trained& trained);
 
 }  // namespace lockstep

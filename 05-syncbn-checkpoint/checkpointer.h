@@ -1,5 +1,5 @@
 #pragma once
-// The one who saves and resumes: when a run saves, and from what it goes on. Rank 0 decides; all
+// Saving and resuming: when a run saves, and from which state it goes on. Rank 0 decides; all
 // learn the outcome.
 
 #include <filesystem>
@@ -18,16 +18,16 @@
 
 namespace lockstep {
 
-/// All ranks make the same calls in the same order, and all return, or throw the same error: what
-/// happens on some of them is sent to all in an exchange of texts, which is also a barrier. How the
-/// state goes into files and back is for the classes that derive from this one: it differs between
-/// a run whose ranks all have the whole state, and one whose ranks share it out (stage 06).
+/// All ranks make the same calls in the same order. All return, or all throw the same error: an
+/// exchange of texts, which is also a barrier, tells all what happened on some. Derived classes
+/// write the state to files and read it back. They differ: either all ranks have the whole state,
+/// or ranks share the state out (stage 06).
 class Checkpointer {
  public:
   /// `comm` must outlive this object. `exchange` is that of its ranks. `settle` throws if training
   /// has gone wrong so far; it is called before every save that the options ask for. With 0 steps
-  /// per epoch a checkpoint's counters are not compared with them. Throws BadInput if fewer than
-  /// two checkpoints are to be kept.
+  /// per epoch the counters of a checkpoint are not checked. Throws BadInput if fewer than two
+  /// checkpoints are to be kept.
   Checkpointer(
       SavingOptions options, Communicator& comm, ExchangeTexts exchange,
       int64_t steps_per_epoch = 0, std::function<void()> settle = [] {});
@@ -38,14 +38,14 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// What training continues from. --resume says where to look: "auto" is the newest checkpoint in
-  /// the directory that can be read; otherwise a file; "" is nowhere. `first` is the state in which
-  /// this run would begin, with its settings and world size; it is returned if there is no
-  /// checkpoint. Otherwise network and optimizer become the checkpoint's on all ranks. Throws
-  /// BadInput for a checkpoint that was saved under other settings or does not fit, that has later
-  /// ones in the directory, or that is elsewhere while the directory has others, which this run
-  /// would overwrite or remove. Throws it, too, where another run saves to the directory. Nothing
-  /// is changed then.
+  /// Returns the state from which training continues. --resume says where to look: "auto" is
+  /// the newest checkpoint of the directory that can be read; otherwise a file; "" is
+  /// nowhere. `first` is the state in which this run would begin, with its settings and world
+  /// size. It is returned if there is no checkpoint. Otherwise all ranks load network and
+  /// optimizer. Throws BadInput if the checkpoint has other settings or does not fit, or if
+  /// another run saves to the directory. Also throws it if this run would overwrite or remove
+  /// checkpoints in the directory: later ones, or any if this one is elsewhere. Nothing is
+  /// changed then.
   TrainingState resume(const TrainingState& first);
 
   /// Saves if --save-every says so. `state` is the state after the step.
@@ -62,18 +62,18 @@ class Checkpointer {
   void finish() const;
 
  protected:
-  /// Writes the checkpoint of this state into the directory, which is made if it is not there; one
-  /// of the same step is replaced. Returns the bytes of all its files when they are durable. Throws
-  /// NonFinite for numbers that are not finite, EnvironmentError where a file cannot be written:
-  /// then there is no part of a new checkpoint.
+  /// Writes the checkpoint of this state. Makes the directory if it is not there; replaces one of
+  /// the same step. Returns the bytes of all its files when they are durable. Throws NonFinite for
+  /// numbers that are not finite. Throws EnvironmentError where a file cannot be written: no part
+  /// of a new checkpoint is left then.
   virtual int64_t write(const TrainingState& state) = 0;
   /// Reads and checks the files of a checkpoint, without a change to training, and returns its
   /// TrainingState as text. Throws BadInput for files that are damaged, missing, or do not belong
   /// together.
   virtual std::string read(const std::filesystem::path& path) = 0;
-  /// On rank 0 alone: throws BadInput unless what was read fits the network and the optimizer.
+  /// On rank 0 alone: throws BadInput unless the files that were read fit network and optimizer.
   virtual void require_fitting() const = 0;
-  /// What was read becomes the state of training, on all ranks.
+  /// Makes what was read the state of training, on all ranks.
   virtual void restore() = 0;
   virtual const Optimizer& optimizer() const = 0;
   /// TrainingState::sample_parts
@@ -83,7 +83,7 @@ class Checkpointer {
   std::filesystem::path directory() const { return options_.directory; }
   /// For together(), where all ranks have something to do.
   const ExchangeTexts& exchange() const { return exchange_; }
-  /// The same where only rank 0 has: what its work returned.
+  /// Runs `work` on rank 0 alone; returns its text on all ranks.
   std::string on_first(const std::function<std::string()>& work) const {
     const std::function<std::string()> nothing = [] { return std::string(); };
     return together(exchange_, is_first() ? work : nothing)[0];
@@ -106,7 +106,7 @@ class Checkpointer {
   SavingOptions options_;
   Communicator& comm_;
   ExchangeTexts exchange_;
-  /// Does work that fails on all ranks alike.
+  /// Runs work that fails on all ranks or on none.
   std::function<void(const std::function<void()>&)> together_;
   int64_t steps_per_epoch_;
   std::function<void()> settle_;

@@ -18,23 +18,23 @@ struct SyncBatchNormOptions {
 
   void add_to(OptionParser& parser);
 
-  /// That of these ranks: `all`, which then must live longer; with --sync-bn-group a group of ranks
-  /// that follow each other; null with --no-sync-bn. All ranks call it, after connect(). Throws
-  /// BadInput, on all, if the groups are not equally large.
+  /// The communicator of the ranks that normalise together: `all`, which must outlive it; with
+  /// --sync-bn-group a group of consecutive ranks; null with --no-sync-bn. All ranks call this
+  /// after connect(). Throws BadInput, on all ranks, if the groups are not equally large.
   std::shared_ptr<Communicator> comm(ProcessGroup& group, Device& device, Communicator& all) const;
   /// The --emulate value with which stage 01 normalises as these ranks do. Throws BadInput if there
   /// is none.
   std::string emulation(const StepOptions& step, size_t world_size) const;
 };
 
-/// What is saved, and where a run resumes.
+/// When a run saves, what it keeps, and where it resumes.
 struct SavingOptions {
   std::string directory{};  // of the checkpoints; empty: none
   int64_t save_every = 0;   // steps; 0: only after epochs
   int64_t keep = 2;         // newest checkpoints
   std::string resume{};     // auto, a file, or empty: from the beginning
   bool allow_world_size = false;
-  /// They get lines, most of them rank 0's; by default stdout and stderr.
+  /// Called with each line to print, mostly on rank 0; by default lines go to stdout and stderr.
   std::function<void(const std::string&)> say{}, warn{};
 
   void add_to(OptionParser& parser);
@@ -50,7 +50,7 @@ struct CheckpointStageOptions : Options {
   void add_to(OptionParser& parser) override;
 };
 
-/// Throws BadInput where ranks have running statistics of their own, and a checkpoint would have
+/// Throws BadInput where ranks have running statistics of their own: a checkpoint would have only
 /// rank 0's.
 void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions& norm,
                             const SavingOptions& saving);
@@ -68,13 +68,13 @@ TrainingState first_state(const OptionTable& options, const DatasetPair& data,
 /// fingerprint of the training data.
 nlohmann::json training_settings(const OptionTable& options, const DatasetPair& data);
 
-/// Throws BadInput with the first setting in which this run (`found`) differs from the run that
-/// saved `what` (`saved`), both values and what to do. Settings that only change the order of sums
-/// may differ: backend and threads.
+/// Throws BadInput if a setting of this run (`found`) differs from the run that saved `what`
+/// (`saved`). The error has the first such setting, both values and what to do. Settings that only
+/// change the order of sums may differ: backend and threads.
 void require_saved_settings(const nlohmann::json& saved, const nlohmann::json& found,
                             const std::string& what);
-/// Which of those differ, in the words of a warning: backend "tcp" instead of "gloo". Empty if none
-/// does.
+/// Names those settings that differ, for a warning: backend "tcp" instead of "gloo". Empty if none
+/// differs.
 std::string other_order_of_sums(const nlohmann::json& saved, const nlohmann::json& found);
 
 }  // namespace lockstep

@@ -6,11 +6,11 @@
 // the same, and so are gradients, running statistics and weights.
 //
 // Forward needs the mean and variance of all ranks' rows. Each rank sends its means, its M2s (sums
-// of squared distances from the means) and its number of rows: 2C+1 numbers in ONE all-gather. Not
-// an all-reduce: parts of a batch differ in size, and the merge (BatchNormMerge) is not a sum. Sums
-// of x and of x^2 could be reduced, but their difference loses all digits where the mean is much
-// larger than the spread: at mean 1e4 and spread 1 the variance in float32 is nonsense; merged it
-// is right to 1e-7. Merged in rank order it has the same bits on every rank.
+// of squared distances from the means) and its number of rows: 2C+1 numbers in ONE all-gather. An
+// all-reduce cannot do it: parts of a batch differ in size, and the merge (BatchNormMerge) is not a
+// sum. Sums of x and of x^2 could be reduced, but their difference loses all digits where the mean
+// is much larger than the spread: at mean 1e4 and spread 1 the variance in float32 is nonsense;
+// merged it is right to 1e-7. Merged in rank order it has the same bits on every rank.
 //
 // Backward needs sum(dy) and sum(dy (x - mean)) over all rows: 2C numbers in ONE all-reduce. Each
 // rank back-propagates the loss of its own samples, so dx is the gradient of the sum of all ranks'
@@ -28,35 +28,35 @@
 
 namespace lockstep {
 
-/// For a batch that is dealt to the ranks of a group. Its parts may be unequal, or empty: a rank
+/// Normalises a batch that is dealt to the ranks of a group. Parts may be unequal or empty: a rank
 /// without samples still makes its passes, with tensors of no rows. All ranks run the same layers
 /// in the same order. A single rank, and evaluation, communicate nothing.
 ///
-/// All calls go to the stream `communication`; give it DDP's, so that layers and buckets reach the
-/// communicator in one order. A layer waits for its calls on its own stream. The host waits only
-/// where a rank has fewer than two rows: it must know how many the others have. If there is one row
-/// in total, that is an error on all ranks: each has fewer than two then.
+/// All calls go to the stream `communication`; give DDP's stream, so that layers and buckets reach
+/// the communicator in one order. A layer waits for its calls on its own stream. The host waits
+/// only where a rank has fewer than two rows: it must know how many the others have. If there is
+/// one row in total, that is an error on all ranks: each has fewer than two then.
 class SyncBatchNorm final : public BatchStatistics {
  public:
   /// `comm` must outlive the passes.
   SyncBatchNorm(Communicator& comm, Stream communication) : calls_(comm, communication) {}
 
-  /// All-gathers [2C+1].
+  /// All-gathers the ranks' statistics, [2C+1] each, and merges them.
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
              Context& context) override;
-  /// This rank's sums over its rows, [2, C], become those over all ranks' rows: one all-reduce on
-  /// the stream `communication`, after what the pass has enqueued so far and before what it
-  /// enqueues next. The host does not wait. A single rank has them already.
+  /// Replaces this rank's sums over its rows, [2, C], by those over all ranks' rows: one all-reduce
+  /// on the stream `communication`, after the pass's work so far and before its next work. The host
+  /// does not wait. A single rank has the sums already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
   /// How many layers use this object.
   int layers() const { return layers_; }
   /// Seconds that this rank's passes have waited for calls so far. Waits for the last call.
   double seconds_waited() { return calls_.seconds_waited(); }
-  /// The ranks that normalise together; it counts what they send (Purpose::statistics).
+  /// The ranks that normalise together; counts the bytes they send (Purpose::statistics).
   Communicator& comm() const { return calls_.comm(); }
-  /// What a rank had to send so far, by sizes: (W-1) times the statistics of each forward, 2
-  /// (W-1)/W times the sums of its backward.
+  /// The bytes that a rank had to send so far, by sizes: (W-1) times the statistics of each
+  /// forward, 2 (W-1)/W times the sums of its backward.
   double bytes_predicted() const { return bytes_predicted_; }
 
  private:
@@ -69,20 +69,20 @@ class SyncBatchNorm final : public BatchStatistics {
   double bytes_predicted_ = 0;
 };
 
-/// Synchronises every BatchNorm2d of `network`, wrapped or not, and returns what they share.
+/// Synchronises every BatchNorm2d of `network`, wrapped or not; returns the object they share.
 /// Parameters, running statistics and their names stay: FlatParameters and files remain valid.
 /// Mirrors torch.nn.SyncBatchNorm.convert_sync_batchnorm.
 std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(Module& network, Communicator& comm,
                                                       Stream communication);
 
-/// The same; `comm` must outlive the passes. None: each layer sees its own rank's
-/// part only, as before, and the result is null.
+/// The same; `comm` must outlive the passes. If `comm` is null, each layer sees its own rank's part
+/// only, as before, and the result is null.
 inline std::shared_ptr<SyncBatchNorm> convert_sync_batchnorm(
     Module& network, const std::shared_ptr<Communicator>& comm, Stream communication) {
   return comm ? convert_sync_batchnorm(network, *comm, communication) : nullptr;
 }
 
-/// Notes what synchronising cost per step, for the summary and the metrics.
+/// Adds the cost of synchronising per step to the summary and the metrics.
 void report(SyncBatchNorm& synchronised, TrainingLog& log);
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 /// global batch), so its random state is the step; likewise the order of an epoch follows from seed
 /// and epoch.
 struct TrainingState {
-  /// The version of the format. A file with another one is refused.
+  /// The version of the format. A file with another version is refused.
   static constexpr int64_t kFormatVersion = 1;
 
   int64_t epoch = 0;          // the current one, from 0
@@ -22,34 +22,34 @@ struct TrainingState {
   double learning_rate = 0;   // of the next step; follows from the settings
   double best_accuracy = 0;   // of the evaluations so far, 0 to 1
   int64_t world_size = 1;
-  /// Into how many parts the ranks divide a batch, where some have the same samples: stage 07. 0:
-  /// every rank has its own.
+  /// The number of parts into which the ranks divide a batch, where some have the same samples
+  /// (stage 07). 0: every rank has its own.
   int64_t sample_parts = 0;
   // Of --precision fp16 (Health in kernels/step_state.h); with a scale of 0 there is none.
   double loss_scale = 0;
   int64_t good_steps = 0, skipped_steps = 0;
-  /// What else the numbers depend on: training_settings(). Names and plain values.
+  /// All other settings that the numbers depend on: training_settings(). Names and plain values.
   nlohmann::json settings = nlohmann::json::object();
 
-  /// The batch, from 0, at which `epoch` (the one at hand or a later one) begins in a run that goes
-  /// on from here: no batch of an epoch is trained on twice, and none is left out. All batches of
-  /// the epoch, where only its evaluation is missing (ShardLoader::begin_epoch).
+  /// The batch, from 0, at which `epoch` (this one or a later one) begins in a run that goes on
+  /// from here. So no batch is trained on twice, and none is left out. If only the epoch's
+  /// evaluation is missing, returns the number of its batches (ShardLoader::begin_epoch).
   int64_t first_batch(int64_t epoch) const;
 
-  /// One more step is done; the next one's learning rate is `next_rate`.
+  /// Counts a step that is done; `next_rate` is the learning rate of the next step.
   void count_step(double next_rate) {
     ++steps;
     ++step_in_epoch;
     learning_rate = next_rate;
   }
-  /// The epoch is over, and evaluated.
+  /// Counts an epoch that is over and evaluated.
   void count_epoch(double accuracy) {
     ++epoch;
     step_in_epoch = 0;
     best_accuracy = std::max(best_accuracy, accuracy);
   }
 
-  /// The same where every rank has its own.
+  /// The number of parts of a batch, also where every rank has its own.
   int64_t parts_of_batch() const { return sample_parts > 0 ? sample_parts : world_size; }
 
   /// One line of JSON, for from_json().

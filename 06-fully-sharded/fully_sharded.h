@@ -1,5 +1,5 @@
 #pragma once
-// Sharded data parallel: what every rank of stage 04 keeps whole is divided over the ranks.
+// Sharded data parallel: the ranks divide what every rank of stage 04 keeps whole.
 
 #include <functional>
 #include <memory>
@@ -21,14 +21,14 @@ class OptionParser;
 struct ShardingOptions {
   ShardKind kind = ShardKind::parameters;
   UnitSize unit{};
-  /// Units whose gather is on its way while another one computes.
+  /// How many units are being gathered while another unit computes.
   int prefetch = 1;
   /// false: gathered parameters stay from forward to backward.
   bool reshard_after_forward = true;
   MessageTypes messages{};
-  /// Of what layers compute.
+  /// The precision in which layers compute.
   Precision precision = Precision::real;
-  /// Running statistics are rank 0's before every training forward.
+  /// Gives all ranks rank 0's running statistics before every training forward.
   bool broadcast_buffers = true;
 
   void add_to(OptionParser& parser);
@@ -47,8 +47,8 @@ struct ShardingOptions {
 class FullyShardedDataParallel final : public Module {
  public:
   /// `network` is a Sequential. `comm` must outlive this object. Throws BadInput, on all ranks, if
-  /// they do not have the same network. `replicas` are other groups' ranks with the same shards,
-  /// over which gradients and loss are averaged, too (stage 07).
+  /// the ranks' networks differ. `replicas` are other groups' ranks with the same shards, over
+  /// which gradients and loss are averaged, too (stage 07).
   FullyShardedDataParallel(std::unique_ptr<Module> network, Stream passes, Communicator& comm,
                            const ExchangeTexts& exchange, Stream communication,
                            const ShardingOptions& options, Communicator* replicas = nullptr);
@@ -60,52 +60,52 @@ class FullyShardedDataParallel final : public Module {
   AnyTensor forward(const AnyTensor& x, Context& context) override;
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
-  /// Every rank's shard has been updated. Whole parameters that are kept get the others' shards,
-  /// unit after unit while the next forward begins; sharded ones are gathered when they are used.
+  /// Call it when every rank has updated its shard. Whole parameters that are kept get the other
+  /// shards, unit after unit while the next forward begins; sharded ones are gathered when used.
   void gather_parameters();
-  /// Running statistics become rank 0's, if a pass has changed them.
+  /// Gives all ranks rank 0's running statistics, if a pass has changed them.
   void broadcast_buffers();
 
   /// lockstep::initialize(), a unit at a time.
   void initialize(Initializer initializer, uint64_t seed);
-  /// Calls set(unit), which writes the unit's whole values on every rank, for one unit after
-  /// another: only one of them is there at a time.
+  /// Calls set(unit) for one unit after another. set() writes the unit's whole values on every
+  /// rank; only one unit's whole values are there at a time.
   void load_units(const std::function<void(Unit&)>& set);
-  /// Calls use(unit), which may read the unit's whole values on the host, likewise. All ranks call
-  /// it.
+  /// Calls use(unit) for one unit after another. use() may read the unit's whole values on the
+  /// host. All ranks call this.
   void visit_units(const std::function<void(Unit&)>& use);
 
-  /// What this rank updates, a range per unit.
+  /// The numbers that this rank updates, a range per unit.
   std::vector<UpdatedRange> shards() const;
   /// The optimizer of this rank's shards. Its zero_gradients() zeroes whole gradients that are
   /// kept, and the loss. This object must outlive it, and what clip_by_norm() returns.
   Optimizer optimizer(const OptimizerRule& rule) const;
   /// Scales the gradients by the norm of all ranks' shards together.
   ClipByNorm clip_by_norm(double most) const;
-  /// `squares` [1] of this rank's shards, which the passes make, becomes that of all numbers before
-  /// they go on: a norm over all shards. The message goes over the communication stream. Where
-  /// nothing is shared out it is that of all numbers already.
+  /// Replaces `squares` [1], the sum over this rank's shards, by the sum over all numbers: for a
+  /// norm over all shards. The passes make `squares` and wait for the result; the message goes over
+  /// the communication stream. Where nothing is shared out, `squares` has all numbers already.
   void sum_over_shards(const Tensor& squares) const;
   const std::vector<Unit*>& units() const { return units_; }
   const FlatBuffers& running_statistics() const { return buffers_; }
 
   /// [1], the loss of this rank's samples; after the last backward the mean over the global batch.
   Tensor loss() const { return loss_and_marks_.range(0, {1}); }
-  /// Whether this rank's contribution to the sums was finite, its loss included.
-  /// For fp16, else undefined: [1], the optimizer's `overflow`. After a step's last backward it is
-  /// the sum over all ranks.
+  /// overflow() is the optimizer's `overflow` [1] for fp16, else undefined. After a step's last
+  /// backward it is the sum over all ranks. own_health() says whether this rank's contribution, its
+  /// loss included, was finite.
   const Tensor& overflow() const { return overflow_.number(); }
   const HealthTensor& own_health() const { return own_health_; }
   /// The number of learnt values.
   int64_t count();
   const ShardingOptions& options() const { return options_; }
-  /// It counts what this rank sends: Purpose::parameters and gradients, in training.
+  /// The ranks; counts the bytes sent in training (Purpose::parameters and gradients).
   const Communicator& comm() const { return messages_.comm; }
-  /// Of the steps so far. Exposed is the time in which the passes waited for a message. Waits for
-  /// the last step.
+  /// The times of the steps so far. Exposed is the time in which the passes waited for a message.
+  /// Waits for the last step.
   StepTimes times(int64_t steps);
   /// Seconds in which training passes have waited: for messages of comm(), and for those to
-  /// replicas. Both together are exposed. Wait for the last step.
+  /// replicas. Their sum is the exposed time. Both wait for the last step.
   double seconds_waited();
   double seconds_waited_for_replicas();
 
@@ -125,8 +125,8 @@ class FullyShardedDataParallel final : public Module {
   GradientMarks marks_;    // in the order of the units' in_order()
   HealthTensor own_health_;
   OverflowNumber overflow_;  // for fp16
-  /// Of this rank's gradients: own_health_, but in fp16 one that is not finite skips the step, and
-  /// nothing has failed.
+  /// The health of this rank's gradients: own_health_. But in fp16 a gradient that is not finite
+  /// skips the step, and nothing has failed.
   HealthTensor gradient_health_;
   StepStateTensor state_;  // of the current pass
   bool in_step_ = false;   // a pass has begun whose reduction has not ended
@@ -135,8 +135,8 @@ class FullyShardedDataParallel final : public Module {
 // --- --load and --save, a unit at a time: no rank has the whole network --------------------------
 
 /// Rank 0 reads the file, a parameter at a time, and sends each unit's values to all ranks, which
-/// keep what they keep of it. Errors as in lockstep::load_weights(), on all ranks. Does nothing if
-/// the path is empty.
+/// keep their part. Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path
+/// is empty.
 void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
                   FullyShardedDataParallel& network);
 

@@ -8,7 +8,7 @@
 //                                            which parameters there are; the shards' checksums
 //
 // A shard says which element of a parameter its piece begins with. Elements count in memory order:
-// convolution weights lie O,kh,kw,I. So the files say nothing of units, and any number of ranks
+// convolution weights lie O,kh,kw,I. So the files do not depend on units, and any number of ranks
 // can read what it needs.
 
 #include <cstdint>
@@ -27,14 +27,14 @@ namespace lockstep {
 /// The name of the parameters themselves, beside "momentum", "exp_avg" and "exp_avg_sq".
 inline constexpr const char* kValues = "value";
 
-/// Whose shard a file holds.
+/// Which shard a file holds: that of this rank, after these steps.
 struct ShardPlace {
   int64_t steps = 0;
   int rank = 0, world_size = 1;
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
 };
 
-/// What the checkpoint's own file says of the shards.
+/// The facts about the shards in the checkpoint's own file.
 struct ShardIndex {
   std::vector<std::string> checksums{};   // of the shards, by rank
   std::vector<std::string> states{};      // "value" first
@@ -61,17 +61,17 @@ struct ShardPiece {
 std::string save_shard(const std::filesystem::path& path, const ShardPlace& place,
                        const std::vector<ShardPiece>& pieces);
 
-/// Makes the shards beside `path` a checkpoint: from now on it is there. Throws BadInput if they
-/// are not those that the index names.
+/// Makes the shards beside `path` a checkpoint, which is there from now on. Throws BadInput if they
+/// are not the shards that the index names.
 void commit_shards(const std::filesystem::path& path, const ShardIndex& index,
                    const std::string& training, const std::vector<StateTensor>& running);
 
 /// A checkpoint that is read from the disk as far as it is needed.
 class ShardedCheckpoint {
  public:
-  /// Opens all files, whose headers must fit together: the shards are those that were saved with
-  /// the first file, and have each element once, and nothing else. Throws BadInput that names the
-  /// file otherwise.
+  /// Opens all files and checks their headers: the shards must be those saved with the first
+  /// file, and must have each element once, and nothing else. Throws BadInput, naming the file,
+  /// if not.
   explicit ShardedCheckpoint(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -82,7 +82,7 @@ class ShardedCheckpoint {
 
   /// Reads a whole shard, a piece at a time, and compares the checksums. Throws BadInput.
   void verify(size_t shard) const;
-  /// Elements of a parameter, or of a state of the optimizer, from the shards that have them.
+  /// Reads elements of a parameter, or of a state of the optimizer, from the shards that have them.
   std::vector<Real> read(const std::string& state, const std::string& parameter,
                          FlatRange elements) const;
 
@@ -91,7 +91,7 @@ class ShardedCheckpoint {
   void require_listed(size_t rank, const std::set<std::string>& names) const;
   void require_complete() const;
   void require_steps(int64_t of_training) const;
-  /// Which elements each shard has; empty ranges where it has none.
+  /// The elements that each shard has; an empty range where it has none.
   std::vector<FlatRange> saved(const std::string& state, const std::string& parameter) const;
 
   std::filesystem::path path_;
@@ -102,10 +102,10 @@ class ShardedCheckpoint {
   std::vector<std::map<std::string, int64_t>> first_;  // likewise: where each piece begins
 };
 
-/// The whole network, as PyTorch names and shapes it: what --save would have written after this
-/// step. Holds all parameters, but nothing of the optimizer.
+/// The whole network with PyTorch's names and shapes, as --save would have written it after this
+/// step. Has all parameters, but nothing of the optimizer.
 std::vector<StateTensor> join_weights(const ShardedCheckpoint& checkpoint);
-/// The optimizer's whole state, as stage 05's checkpoints name and shape it, for
+/// The optimizer's whole state, with the names and shapes of stage 05's checkpoints, for
 /// write_checkpoint(). Empty if there is none.
 std::vector<StateTensor> join_optimizer(const ShardedCheckpoint& checkpoint);
 

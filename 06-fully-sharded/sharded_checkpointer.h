@@ -1,5 +1,5 @@
 #pragma once
-// The one who saves and resumes where ranks share out the state of training: each writes its shard,
+// Saving and resuming where ranks share out the state of training: each rank writes its shard, and
 // rank 0 makes the shards a checkpoint (sharded_checkpoint.h).
 
 #include <filesystem>
@@ -15,25 +15,25 @@
 
 namespace lockstep {
 
-/// For files on a disk that the ranks share. A rank writes as much with every ShardKind, and a run
-/// may resume with another kind, other units and another number of ranks. Of the ten steps of a
-/// save (stage 05's README.md):
+/// Writes files to a disk that the ranks share. A rank writes equally much with every ShardKind. A
+/// run may resume with another kind, other units and another number of ranks. These of the ten
+/// steps of a save (stage 05's README.md) look like this:
 ///   1. every rank looks for numbers that are not finite, and copies its shard to the host;
 ///   2. all ranks write, each a file of its own, by steps 5 to 8;
 ///   3. rank 0 removes leftovers before anyone writes;
 ///   4. rank 0 writes the checkpoint's own file when all shards are durable: that is the commit;
 ///   10. what failed on one rank has failed on all.
-/// Where only the counters have changed since the last checkpoint (of the same step), its shards
-/// stay as they are: they must not be exchanged one by one below a checkpoint that is there.
+/// If only the counters have changed since the last checkpoint (of the same step), its shards stay
+/// as they are: a checkpoint that is there must not get its shards replaced one by one.
 class ShardedCheckpointer : public Checkpointer {
  public:
-  /// Network and `optimizer`, which is of its shards(), must outlive this object.
+  /// `network`, and `optimizer`, which updates its shards(), must outlive this object.
   template <class... Base>
   ShardedCheckpointer(FullyShardedDataParallel& network, const Optimizer& optimizer, Base&&... base)
       : Checkpointer(std::forward<Base>(base)...), network_(network), optimizer_(optimizer) {}
 
  protected:
-  /// Numbers of a unit that this rank keeps of unit.shard(): values, or a state of the optimizer.
+  /// The numbers that this rank keeps of a unit's shard(): values, or a state of the optimizer.
   struct NamedNumbers {
     std::string state;
     Tensor numbers{};
@@ -42,16 +42,16 @@ class ShardedCheckpointer : public Checkpointer {
   const FullyShardedDataParallel& network() const { return network_; }
   const Optimizer& optimizer() const override { return optimizer_; }
 
-  // Where the ranks' parameters are only parts of those of the whole network, which is what files
-  // have (stage 07), these are others. All ranks call those that return numbers.
+  // Files have the whole network's parameters. Stage 07 overrides these functions, since its ranks
+  // have only parts of the parameters. All ranks call the functions that return numbers.
 
-  /// What this rank writes.
+  /// The pieces that this rank writes.
   virtual std::vector<ShardPiece> pieces() const;
-  /// Names and PyTorch's shapes.
+  /// All parameters: names and PyTorch's shapes.
   virtual std::vector<StateTensor> parameters() const;
   /// How often each parameter has been updated; empty for SGD.
   virtual std::map<std::string, double> steps() const;
-  /// Of those, the ones of this rank's parameters.
+  /// The entries of `saved` for this rank's parameters.
   virtual std::map<std::string, double> own_steps(
       const std::map<std::string, double>& saved) const {
     return saved;
@@ -61,7 +61,7 @@ class ShardedCheckpointer : public Checkpointer {
   virtual void check(const std::vector<StateTensor>& saved) const {
     check_state_dict(network_, saved);
   }
-  /// Elements of this rank's parameter, or of a state of the optimizer.
+  /// Reads elements of this rank's parameter, or of a state of the optimizer.
   virtual std::vector<Real> read_from(const ShardedCheckpoint& checkpoint, const std::string& state,
                                       const Parameter& parameter, FlatRange elements) const {
     return checkpoint.read(state, parameter.name, elements);

@@ -11,14 +11,14 @@ namespace lockstep {
 /// and without overlap. Mirrors torch.distributed.optim.ZeroRedundancyOptimizer.
 class ShardedStep {
  public:
-  /// `whole` [W n], the same layout on all W ranks. `comm` must outlive this object.
+  /// `whole` [W n] has the same layout on all W ranks. `comm` must outlive this object.
   ShardedStep(UpdatedRange whole, Communicator& comm, const OptimizerRule& rule);
 
-  /// One update. All ranks call it, after a backward that has left the gradients of their own
-  /// samples, and have the same values before it and after it: those that one process would have
-  /// with the average of the ranks' gradients. A rank sends, twice, (W-1)/W of the numbers. All of
-  /// it is enqueued on the home stream of the values; `loss` [1] is watched, as by
-  /// Optimizer::step().
+  /// Makes one update. All ranks call it after a backward over their own samples. They have
+  /// the same values before and after it: those that one process would have with the average
+  /// of the ranks' gradients. A rank sends (W-1)/W of the numbers twice. Everything is
+  /// enqueued on the home stream of the values. Watches `loss` [1] as Optimizer::step()
+  /// does.
   void operator()(const StepStateTensor& state, const Tensor& loss) const;
 
   /// This rank's n values and gradients: views of the whole.

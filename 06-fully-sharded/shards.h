@@ -1,6 +1,6 @@
 #pragma once
-// Which rank keeps which numbers, and how shards of W ranks become those of another W. Nothing here
-// knows of devices, messages or files.
+// Which rank keeps which numbers, and how another number of ranks reads the shards of W ranks.
+// Nothing here knows of devices, messages or files.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ struct FlatRange {
 };
 
 /// The length that a flat buffer of `elements` numbers needs so that its `world_size` shards are
-/// equally long and each begins at a multiple of 64 bytes. What is added holds zeros.
+/// equally long and each begins at a multiple of 64 bytes. The added numbers are zeros.
 int64_t padded_length(int64_t elements, int world_size);
 
 /// Rank `rank`'s shard of a flat buffer of `length` numbers, which world_size divides: the ranks'
@@ -33,22 +33,22 @@ struct Piece {
 };
 
 /// The pieces of the parameters in a shard, in the order of the list. `parameters` says where each
-/// one lies in the flat buffer. One that does not touch the shard has no piece; nor has padding.
+/// one lies in the flat buffer. A parameter outside the shard has no piece; nor has padding.
 std::vector<Piece> pieces_in(const std::vector<FlatRange>& parameters, FlatRange shard);
 
 /// A part of a saved piece of a parameter, and where it goes in the piece that is wanted.
 struct Extract {
   size_t saved = 0;       // which of the saved pieces
-  FlatRange of_saved{};   // these of its elements, counted from its own first one
-  int64_t in_wanted = 0;  // where the first of them goes, counted likewise
+  FlatRange of_saved{};   // these of its elements, counted from its first one
+  int64_t in_wanted = 0;  // where the first of them goes, from the first one
   friend bool operator==(const Extract&, const Extract&) = default;
 };
 
-/// What has to be read for the elements `wanted` of a parameter, of which the elements `saved[i]`
-/// are in file i. The saved pieces are in any order, and some may be empty. The extracts follow
-/// each other as the wanted elements do, none is empty, and none has an element that is not wanted.
-/// Throws BadInput, with the first such element, where one that is wanted is in no saved piece or
-/// in two.
+/// The extracts to read for the elements `wanted` of a parameter. File i has the elements
+/// `saved[i]`. The saved pieces are in any order, and some may be empty. The extracts follow each
+/// other as the wanted elements do. None is empty, and none has an element that is not wanted.
+/// Throws BadInput, with the first such element, if a wanted element is in no saved piece or in
+/// two.
 std::vector<Extract> join_shards(const std::vector<FlatRange>& saved, FlatRange wanted);
 
 }  // namespace lockstep

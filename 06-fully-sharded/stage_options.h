@@ -31,9 +31,9 @@ FullyShardedDataParallel& shard(Model& model, Stream passes, ProcessGroup& group
 int64_t bytes_by_formula(const FullyShardedDataParallel& sharded, int micro_batches,
                          int world_size);
 
-/// Adds to the summary what was measured: compute, communication and exposed communication per
-/// step, bytes sent per step, of so many micro-batches, beside their formula, and the bytes that
-/// this rank keeps between steps beside those of the padded model.
+/// Adds measurements to the summary. Per step, which has so many micro-batches: compute,
+/// communication, exposed communication, and the bytes sent beside their formula. Between steps:
+/// the bytes that this rank keeps beside those of the padded model.
 void report(FullyShardedDataParallel& sharded, const Optimizer& optimizer, int micro_batches,
             int world_size, TrainingLog& log);
 

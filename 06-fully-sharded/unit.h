@@ -37,18 +37,18 @@ struct LayerSize {
   int64_t bytes = 0;  // of its parameters
 };
 
-/// How many layers each unit has, in order. Layers without parameters belong to the unit before
-/// them (at the beginning: after them), so that every unit has something to share, if any layer
-/// has. A function of the network alone, and so the same on all ranks.
+/// The number of layers of each unit, in order. Layers without parameters join the unit before them
+/// (at the beginning: the unit behind them). So every unit has parameters to share, if any layer
+/// has some. The result depends on the network alone, so it is the same on all ranks.
 std::vector<size_t> divide_into_units(const std::vector<LayerSize>& layers, UnitSize size);
 /// The same for the layers themselves.
 std::vector<Layers> divide_into_units(Layers layers, UnitSize size);
 
-/// The name of its first layer with parameters, if any has some.
+/// The name of the unit's first layer with parameters; of its first layer if none has any.
 std::string name_of_unit(const Layers& layers);
 
-/// What the ranks share out instead of keeping it W times; each way shares what the one before it
-/// does, too (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+/// What the ranks divide instead of keeping it W times. Each kind also divides what the kind before
+/// it divides (ZeRO, Rajbhandari et al., arXiv 1910.02054).
 enum class ShardKind {
   none,        // nothing: DistributedDataParallel
   optimizer,   // the optimizer's state: ZeRO-1
@@ -59,12 +59,12 @@ constexpr auto words_of(ShardKind) {
   return std::array{"none", "optimizer", "gradients", "parameters"};
 }
 
-/// What the messages of units are rounded to; shards stay as they are. Mirrors MixedPrecisionPolicy
-/// of PyTorch's fully_shard, which also computes in the parameters' type.
+/// The types of the units' messages; shards stay as they are. Mirrors MixedPrecisionPolicy of
+/// PyTorch's fully_shard, which also computes in the parameters' type.
 struct MessageTypes {
   /// Parameters as they are gathered. Layers compute with the rounded ones, in float32.
   Compression parameters = Compression::none;
-  /// Gradients, which are divided by the number of ranks before.
+  /// Gradients; they are divided by the number of ranks first.
   Compression gradients = Compression::none;
 };
 
@@ -83,15 +83,15 @@ struct UnitMessages {
   bool counts = false;  // true: since a training pass has begun, and until evaluation
 
   bool shards(ShardKind what) const { return kind >= what; }
-  /// Over how many ranks gradients are averaged.
+  /// The number of ranks over which gradients are averaged.
   int averaged() const { return comm.world_size() * (replicas ? replicas->world_size() : 1); }
-  /// The passes wait for `event`, after messages of `comm`; that is time in which they do not
-  /// compute.
+  /// Makes the passes wait for `event`, after messages of `comm`; they do not compute in this
+  /// time.
   void await(const Event& event) { await(event, "exposed"); }
   /// The same after messages of `replicas`.
   void await_replicas(const Event& event) { await(event, "exposed, replicas"); }
-  /// Enqueues messages, which `send` does. In training they are timed, and the communicator counts
-  /// their bytes under `purpose`.
+  /// Calls `send`, which enqueues messages. In training the messages are timed, and the
+  /// communicator counts their bytes under `purpose`.
   template <class Send>
   void measure(Purpose purpose, Send send) {
     const CallPurpose counted(comm, counts ? purpose : Purpose::other);
@@ -100,11 +100,11 @@ struct UnitMessages {
     communication_times.end("communication");
     communication_times.stop();
   }
-  /// The communicator's, in the messages' types. One rank sends nothing, and rounds nothing.
+  /// The communicator's collectives in the messages' types. One rank sends and rounds nothing.
   void all_gather(Stream stream, const Tensor& mine, const Tensor& all) const;
   void reduce_scatter(Stream stream, const Tensor& all, const Tensor& mine) const;
   void all_reduce(Stream stream, const Tensor& x) const;
-  /// x becomes the sum of all replicas' x; without replicas nothing is sent.
+  /// Replaces x by the sum of all replicas' x; sends nothing without replicas.
   void add_replicas(Purpose purpose, const Tensor& x);
 
  private:
@@ -113,8 +113,8 @@ struct UnitMessages {
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of
-/// registration and padded so that the ranks' shards [length / W] are equally long. What of it a
-/// rank keeps depends on the kind:
+/// registration and padded so that the ranks' shards [length / W] are equally long. The kind
+/// decides what a rank keeps of the buffer:
 ///
 ///              values          gradients         updated by this rank
 ///   none       whole           whole             all of it
@@ -122,9 +122,9 @@ struct UnitMessages {
 ///   gradients  whole           a shard           its shard
 ///   parameters a shard         a shard           its shard
 ///
-/// Where a shard is kept, the whole is allocated when it is needed and given back to the device
-/// after that. Layers find the whole in Parameter::value and Parameter::grad, which are undefined
-/// while it is not there.
+/// Where a shard is kept, the whole is allocated when it is needed, and freed after that. Layers
+/// find the whole in Parameter::value and Parameter::grad, which are undefined while the whole is
+/// not there.
 class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.
@@ -136,19 +136,19 @@ class Unit final : public Sequential {
 
   // --- Values ------------------------------------------------------------------------------------
 
-  /// Brings the whole values to this rank, if they are not there: enqueues that and returns. All
-  /// ranks call it in the same order. With ShardKind::none they always are, from the first load on,
-  /// and nothing is sent.
+  /// Enqueues the messages that bring the whole values to this rank, if they are not there. All
+  /// ranks call it in the same order. With ShardKind::none the values are always there after the
+  /// first load, and nothing is sent.
   void gather();
-  /// What is enqueued on the passes' stream from now on finds the whole values.
+  /// Later work on the passes' stream waits for the whole values.
   void await_values();
-  /// Gives the whole values back, if only a shard is kept. What is enqueued so far may use them. A
-  /// gather that nobody has waited for still writes to that memory: the passes wait for it first.
+  /// Frees the whole values, if only a shard is kept. Work enqueued so far may use them. A gather
+  /// that nobody has waited for still writes to that memory: the passes wait for the gather first.
   void free_values();
-  /// Makes the copies of the whole values that products read in 16 bits, if the precision asks for
-  /// them and the values have changed since.
+  /// Makes the 16-bit copies of the whole values that products read, if the precision asks for such
+  /// copies and the values have changed since.
   void round_values();
-  /// Every rank has changed its shard: what the others have is out of date.
+  /// Notes that all ranks have updated their shards: copies of others' shards are out of date.
   void shard_was_updated() {
     whole_ = !messages_.shards(ShardKind::optimizer);
     rounded_is_old_ = true;
@@ -156,7 +156,7 @@ class Unit final : public Sequential {
   /// [length], while they are there.
   const Tensor& values() const { return values_; }
   const AnyTensor& rounded() const { return rounded_; }
-  /// Allocates the whole values, to be written by this rank; then keeps what it keeps of them.
+  /// begin_loading() allocates the whole values, for writing; end_loading() keeps the rank's part.
   void begin_loading();
   void end_loading();
 
@@ -164,27 +164,27 @@ class Unit final : public Sequential {
 
   /// Makes sure that there are whole gradients for backward to add to; new ones are zeros.
   void provide_gradients();
-  /// Averages them over the ranks: of the whole, or of this rank's shard. Enqueues that and
-  /// returns. A gradient of this rank that is not finite is noted in `own_health`.
+  /// Enqueues the averaging of gradients over the ranks: of the whole, or of this rank's shard.
+  /// Notes in `own_health` if a gradient of this rank is not finite.
   void reduce_gradients(const StepStateTensor& state, const HealthTensor& own_health);
-  /// What is enqueued on the passes' stream from now on finds them averaged. The whole gradients
-  /// are given back, if only a shard is kept.
+  /// Later work on the passes' stream waits for the averaged gradients. Frees the whole gradients,
+  /// if only a shard is kept.
   void free_gradients();
   /// [length], while they are there.
   const Tensor& gradients() const { return gradients_; }
 
   // --- What this rank keeps ----------------------------------------------------------------------
 
-  /// What this rank updates, [length / W] (none: [length]).
+  /// The values and gradients that this rank updates, [length / W] (none: [length]).
   const Tensor& value_shard() const { return value_shard_; }
   const Tensor& gradient_shard() const { return gradient_shard_; }
-  /// Reverse order of registration, and where each one lies in the flat buffer.
+  /// Parameters in reverse order of registration, and where each one lies in the flat buffer.
   const std::vector<Parameter*>& in_order() const { return in_order_; }
   const std::vector<FlatRange>& ranges() const { return ranges_; }
   int64_t length() const { return length_; }
   /// The part of the flat buffer that this rank updates.
   FlatRange shard() const;
-  /// Whose numbers those are; parameters count from `first_parameter` on, in order.
+  /// The parameters of the numbers in shard(); they count from `first_parameter` on, in order.
   std::vector<Stretch> stretches(int64_t first_parameter) const;
 
  private:

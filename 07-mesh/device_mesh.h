@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// What the ranks along an axis have of each other.
+/// How the ranks along an axis differ.
 enum class Axis {
   data,      // other samples, the same weights: stage 04
   shard,     // other samples, other parts of the weights, gathered for use: stage 06
@@ -26,13 +26,13 @@ inline constexpr std::array kAllAxes{Axis::data, Axis::shard, Axis::tensor, Axis
 
 using Axes = std::set<Axis>;
 
-/// Names and sizes of the axes. Rank r's coordinates are row-major: the last axis is the nearest,
-/// its ranks follow each other. Mirrors the mesh_shape and mesh_dim_names of
+/// Names and sizes of the axes. Rank r's coordinates are row-major: ranks along the last axis have
+/// consecutive numbers. Mirrors the mesh_shape and mesh_dim_names of
 /// torch.distributed.init_device_mesh.
 class MeshShape {
  public:
-  /// "data=2,tensor=2", outermost axis first; an axis that is not named has size 1. "auto" names
-  /// none: see default_mesh(). Throws BadInput for anything else.
+  /// Reads "data=2,tensor=2", outermost axis first; an axis without a name there has size 1. "auto"
+  /// names none: see default_mesh(). Throws BadInput for anything else.
   static MeshShape from(std::string_view text);
   std::string text() const;
   friend bool operator==(const MeshShape&, const MeshShape&) = default;
@@ -41,12 +41,12 @@ class MeshShape {
   int size(Axis axis) const;
   /// The place of `rank` along an axis, from 0 to its size - 1.
   int coordinate(int rank, Axis axis) const;
-  /// The first of the ranks whose coordinates differ from those of `rank` along `axes` at most.
-  /// Ranks belong to the same group along these axes if it is the same for them.
+  /// The first rank of the group of `rank` along `axes`. Coordinates in a group differ only along
+  /// these axes. Ranks with the same first rank belong to the same group.
   int first_of(int rank, const Axes& axes) const;
-  /// "along data and shard": those of the axes that are longer than 1, in the order of the mesh.
+  /// "along data and shard": names the axes that are longer than 1, in the order of the mesh.
   std::string name_along(const Axes& axes) const;
-  /// Its coordinates along the axes that are longer than 1: "data 1, tensor 1"; may be empty.
+  /// A rank's coordinates along the axes that are longer than 1: "data 1, tensor 1"; may be empty.
   std::string place_of(int rank) const;
 
  private:
@@ -62,12 +62,12 @@ class MeshShape {
 
 /// This rank's place in the mesh, and its groups. Mirrors torch.distributed.DeviceMesh.
 ///
-/// The collectives of all groups are enqueued on one stream, or, outside of a step, on another one
-/// after all that are on it (MeshParallel::await_messages()). Ranks of the same stage run the same
-/// program, so rank r's k-th collective belongs to the same axes as their k-th. No rank can then
-/// wait for one that waits for it: of all collectives under way, the one with the smallest k has
-/// nobody before it. Stages of a pipeline make different passes; rank_pipeline.h says why they
-/// cannot wait for each other either.
+/// All groups enqueue their collectives on one stream; outside of a step on another stream, after
+/// all that are on the first (MeshParallel::await_messages()). Ranks of the same stage run the same
+/// program, so their k-th collectives all belong to the same axes. So no two ranks can wait for
+/// each other: of all collectives under way, the one with the smallest k waits for none. Stages of
+/// a pipeline make different passes; rank_pipeline.h says why they cannot wait for each other
+/// either.
 class DeviceMesh {
  public:
   /// `world` has all ranks of `group`, as connect() made it. All must outlive this object. Throws
@@ -93,8 +93,8 @@ class DeviceMesh {
   std::map<Axes, std::unique_ptr<Communicator>> groups_;  // by the axes that are longer than 1
 };
 
-/// The mesh of W ranks that none was asked for: the ranks of a host share the weights out, hosts
-/// have copies of each other's, which is the least that has to pass the network.
+/// The mesh of W ranks if the options name none. The ranks of a host share the weights out; every
+/// host has a copy of them. So as little as possible has to pass the network.
 MeshShape default_mesh(const ProcessGroup& group);
 
 }  // namespace lockstep

@@ -11,17 +11,17 @@
 
 namespace lockstep {
 
-/// Where a rank's piece of a parameter lies in the whole one: the elements `wanted` of its part,
-/// one or more, in their order and in runs that are as long as they can be. The shapes are equal,
+/// Says where a rank's piece lies in the whole parameter. The piece is the elements `wanted` of its
+/// part, one or more. The runs have them in order and are as long as possible. The shapes are equal
 /// or differ in one extent, of which the rank at this place along `tensor` has its range. Elements
 /// count in memory order.
 std::vector<FlatRange> runs_in_whole(const Shape& whole, const Shape& part, int tensor_place,
                                      FlatRange wanted);
 
-/// Every rank writes an equal share of each parameter of its stage. For that the ranks put a
-/// parameter together, one after another: that costs messages as large as the stage and its
-/// optimizer's state, and memory for one unit. In return any mesh, and stage 06, reads what any
-/// other has written.
+/// Every rank writes an equal share of each parameter of its stage. For that the ranks put the
+/// parameters together, one by one. This costs messages as large as the stage and its optimizer's
+/// state, and memory for one unit. In return any mesh, and stage 06, reads what any other has
+/// written.
 class MeshCheckpointer final : public ShardedCheckpointer {
  public:
   /// `parallel` must outlive this object.
@@ -42,7 +42,7 @@ class MeshCheckpointer final : public ShardedCheckpointer {
   }
   std::vector<Real> read_from(const ShardedCheckpoint& checkpoint, const std::string& state,
                               const Parameter& parameter, FlatRange elements) const override;
-  /// The axes on which ranks have other samples.
+  /// The number of ranks along the sample axes; 0 if these are all ranks.
   int64_t sample_parts() const override {
     const int64_t parts = parallel_.along(kSampleAxes).world_size();
     return parts == comm().world_size() ? 0 : parts;

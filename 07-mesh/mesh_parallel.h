@@ -20,30 +20,30 @@ namespace lockstep {
 /// The axes along which ranks have other samples: a gradient is averaged over them.
 inline const Axes kSampleAxes{Axis::data, Axis::shard};
 
-/// In which groups of ranks a gradient is averaged: along `reduced`, whose ranks keep a shard of it
-/// each if that is `shard`, then along `replicas`, whose ranks have the same shard. An axis of one
-/// rank costs no message: `replicas` is nothing then.
+/// The axes along which a gradient is averaged: first `reduced`, then `replicas`. If `reduced` is
+/// `shard`, its ranks keep a shard of the gradient each. Ranks along `replicas` have the same
+/// shard. An axis of one rank costs no message: `replicas` is empty then.
 struct AveragingAxes {
   Axis reduced;
   std::optional<Axis> replicas{};
 };
 AveragingAxes averaging_axes(const MeshShape& shape);
 
-/// Along which axes ranks update other parts of the network, so that the norm of its gradient needs
-/// the squares of all of them.
+/// The axes along which ranks update different parts of the network: the norm of its gradient needs
+/// the squares of all these ranks.
 Axes cut_along(ShardKind kind);
-/// Whether a rank adds its squares of a parameter's gradient to the norm of the whole network's.
-/// The parameter has the shape `here` on the rank, whose place along `tensor` is given, and `whole`
-/// in the unsplit network.
+/// Whether a rank adds its squares of a parameter's gradient to the norm for the whole network. The
+/// parameter has the shape `here` on the rank, and `whole` in the unsplit network. `tensor_place`
+/// is the rank's place along `tensor`.
 bool counts_in_norm(const Shape& here, const Shape& whole, int tensor_place);
 
-/// Names of the layers with parameters, by what a rank along `tensor` has of them: a part, or all.
+/// Names of layers with parameters: a rank along `tensor` has a part of `split`, all of `copied`.
 struct TensorLayers {
   std::vector<std::string> split{}, copied{};
 };
 
-/// One rank's part of a network. Which messages a parameter's gradient needs follows from what the
-/// ranks of an axis have of it:
+/// One rank's part of a network. A parameter's gradient needs messages that depend on what the
+/// ranks of an axis have of the parameter:
 ///
 ///            samples    layer        gradient in backward    its norm
 ///   data     their own  a copy       averaged                counts once
@@ -69,7 +69,7 @@ class MeshParallel {
   /// Sets the first values of all parameters: those of the unsplit network.
   void initialize(Initializer initializer, uint64_t seed);
 
-  // What stage 06's training loop asks its network for.
+  // The training loop of stage 06 calls these functions.
   Optimizer optimizer(const OptimizerRule& rule) const { return sharded_.optimizer(rule); }
   Tensor loss() const { return sharded_.loss(); }
   const HealthTensor& own_health() const { return sharded_.own_health(); }
@@ -80,46 +80,46 @@ class MeshParallel {
   void gather_parameters() { sharded_.gather_parameters(); }
   /// Scales the gradients by the norm of the whole network's gradient.
   ClipByNorm clip_by_norm(double most) const;
-  /// Those of all ranks along `tensor`, each of which knows its own parts of layers only.
+  /// The healths of all ranks along `tensor`; each rank knows only its own parts of layers.
   std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context) {
     return ranks_.healths(mine, context);
   }
-  /// Of the whole network, whatever stage this rank is.
+  /// The layers of the whole network, whatever stage this rank is.
   const TensorLayers& layers_along_tensor() const { return layers_; }
-  /// What layers along `tensor` have exchanged.
+  /// The ranks along `tensor`, with what their layers have exchanged.
   SplitRanks& split_ranks() { return ranks_; }
   /// Null without a pipeline.
   RankPipeline* stage() const { return stage_; }
   /// Seconds that this rank's training passes have waited for messages along an axis. Along
-  /// `tensor` split_ranks().seconds_queued() is in it. Waits for the last one.
+  /// `tensor` this includes split_ranks().seconds_queued(). Waits for the last one.
   double seconds_waited(Axis axis);
 
   // For files, which have the whole network's numbers.
 
   using ReadTensor = std::function<void(StateTensor& tensor)>;
-  /// Sets all parameters: `read` gives each of the whole network's its values, on all ranks.
+  /// Sets all parameters: `read` fills in the values of each whole parameter, on all ranks.
   void load_parameters(const ReadTensor& read);
-  /// Calls use(whole) for each of them, on all ranks. Synchronizes.
+  /// Calls use(whole) for each whole parameter, on all ranks. Synchronizes.
   void visit_parameters(const std::function<void(StateTensor whole)>& use) const;
 
-  /// Without memory: names and shapes.
+  /// The unsplit network, without memory: names and shapes.
   Module& unsplit() const { return *unsplit_; }
   const Parameter& of_unsplit(const Parameter& p) const { return *of_unsplit_.at(p.name); }
-  /// The whole numbers of which this rank along `tensor` has `part`, or a copy if the shapes are
-  /// the same. All ranks along `tensor` call it. Synchronizes.
+  /// Joins the parts of all ranks along `tensor`; `part` is this rank's. Copies `part` if the
+  /// shapes are the same. All ranks along `tensor` call it. Synchronizes.
   std::vector<Real> whole_of(std::vector<Real> part, const Shape& part_shape,
                              const Shape& whole_shape) const;
   /// Running statistics, of the whole network. All ranks call it. Synchronizes.
   std::vector<StateTensor> running() const;
-  /// Sets this rank's part of them.
+  /// Sets this rank's part of the running statistics.
   void load_running(std::map<std::string, StateTensor> whole) const;
-  /// Numbers that one stage knows, and zeros on all others, become those numbers on all. All ranks
+  /// Gives all ranks the numbers that one stage knows; the other stages bring zeros. All ranks
   /// along `pipeline` call it. Synchronizes.
   template <class T>
   void from_its_stage(std::vector<T>& numbers) const;
-  /// What is enqueued on the passes' stream from now on comes after all messages so far. Then that
-  /// stream may make a call itself, of whatever group: one message at a time is under way, so that
-  /// no rank can wait for one that waits for it (device_mesh.h).
+  /// Later work on the passes' stream waits for all messages so far. Then that stream may make a
+  /// call itself, in any group: one message at a time is under way, so no two ranks can wait for
+  /// each other (device_mesh.h).
   void await_messages() const { passes_.wait(communication_.record()); }
   Communicator& along(const Axes& axes) const { return mesh_.along(axes); }
   Stream passes() const { return passes_; }
@@ -149,9 +149,9 @@ class MeshParallel {
   RankPipeline* stage_ = nullptr;
 };
 
-/// Rank 0 reads the file, and sends a tensor after another to all ranks, those of `comm`, which
-/// keep their parts. Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path
-/// is empty.
+/// Rank 0 reads the file and sends one tensor after another to all ranks of `comm`, which keep
+/// their parts. Errors as in lockstep::load_weights(), on all ranks. Does nothing if the path is
+/// empty.
 void load_weights(ProcessGroup& group, Communicator& comm, const std::string& path,
                   MeshParallel& network);
 /// Puts the weights together, and rank 0 writes the file, which any other stage loads. All ranks

@@ -18,13 +18,13 @@
 
 namespace lockstep {
 
-/// The layers of each stage. All stages have a layer with parameters or more, and the one with the
-/// most floating-point operations has as few as can be. `flops` has those of the layers, by name.
-/// Throws BadInput where there are more stages than layers with parameters.
+/// The layers of each stage. Every stage has at least one layer with parameters. The stage with the
+/// most floating-point operations has as few as possible. `flops` has each layer's operations, by
+/// name. Throws BadInput where there are more stages than layers with parameters.
 std::vector<Layers> cut_into_stages(Layers layers, const std::map<std::string, double>& flops,
                                     int stages);
-/// The operations of each layer of the network that `options` describe, for some samples. A device
-/// need not have room for more than one layer; nothing is sent.
+/// The operations of each layer of the network that `options` describe, for some samples. The
+/// device needs room for one layer only; nothing is sent.
 std::map<std::string, double> flops_of_layers(const ModelOptions& options, Stream stream);
 
 /// How many micro-batches a step has, and how they take turns.
@@ -36,33 +36,33 @@ struct PipelinePlan {
 /// Messages between the ranks along `pipeline`, all in one direction. They have a communicator and
 /// a stream of their own.
 ///
-/// What is sent stays until it has arrived: so many tensors at most, then the passes wait for the
-/// oldest. What comes in has two places, and the passes copy it from there: one tensor arrives
-/// while the passes have not come to the one before. A copy inside a device takes less time than a
-/// message that could only begin when the passes need it.
+/// A tensor that is sent stays until it has arrived; if `most_under_way` tensors stay, the passes
+/// wait for the oldest. Tensors that arrive have two places, from which the passes copy them: one
+/// can arrive before the passes come to the one before. A copy inside a device takes less time than
+/// a message that could only begin when the passes need it.
 class StageLink {
  public:
-  /// All ranks of `mesh` call it, which must outlive this object. `name` is the stream's.
+  /// All ranks of `mesh` call this. `mesh` must outlive this object. `name` is the stream's.
   StageLink(DeviceMesh& mesh, Stream passes, const std::string& name, int most_under_way);
   ~StageLink();
   StageLink(const StageLink&) = delete;
   StageLink& operator=(const StageLink&) = delete;
 
-  /// Enqueues that x [n,...], as the passes so far have made it, goes to stage `to`. All tensors of
-  /// a link have the same extents but the first.
+  /// Enqueues the send of x [n,...], as the passes so far have made it, to stage `to`. All tensors
+  /// of a link have the same extents but the first.
   void send(const AnyTensor& x, int to, const Context& context);
-  /// The next tensor [samples,...] from stage `from`, as the passes will find it, in the precision
-  /// of `context`. The host waits for the first one, which comes with its extents; samples are
-  /// known on all ranks. Throws BadInput where the first one has another number of them.
+  /// Returns the next tensor [samples,...] from stage `from`, for later work of the passes, in the
+  /// precision of `context`. The host waits for the first tensor, which comes with its extents; all
+  /// ranks know `samples`. Throws BadInput if the first tensor has another number of samples.
   AnyTensor receive(int64_t samples, int from, Context& context);
-  /// What the passes enqueue from now on comes after all that was sent has arrived.
+  /// Makes the passes wait until all that was sent has arrived.
   void await_sent(const Context& context);
 
   /// Bytes that this rank has sent in training, counted where they leave, and by sizes.
   int64_t bytes_sent() const { return comm_->bytes_sent(Purpose::activations); }
   int64_t bytes_by_sizes() const { return bytes_by_sizes_; }
-  /// Seconds that training passes have waited for what comes in, and until what they have sent has
-  /// arrived. Waits for the last one.
+  /// Seconds that training passes have waited for tensors to arrive: incoming ones, and those that
+  /// they have sent. Waits for the last one.
   double seconds_waited() { return waits_.total("waited"); }
 
  private:
@@ -94,29 +94,29 @@ class StageLink {
 };
 
 /// One rank's stage. The training loop uses it as if it were the whole network: it gives each
-/// micro-batch to forward(), then the gradient of the scores to backward(). When the stage makes
-/// which pass follows from its list of instructions, stage 03's: every call follows the list up to
-/// the first pass for which the loop has not yet given what it needs. So a stage may make several
-/// forwards before its first backward, though the loop asks for both in turn; after the last
-/// backward() the list has ended. Micro-batches that are between the two have a context each. A
-/// stage's last backward waits for its gradients' reductions over the other axes before it sends
-/// its own gradient on, so these are not hidden behind the stages before it.
+/// micro-batch to forward(), then the gradient of the scores to backward(). The stage's list of
+/// instructions, stage 03's, decides the order of passes: every call follows the list up to the
+/// first pass whose input the loop has not given yet. So a stage may make several forwards before
+/// its first backward, though the loop asks for both in turn. After the last backward() the list
+/// has ended. Each micro-batch between forward and backward has its own context. A stage's last
+/// backward waits for its gradients' reductions over the other axes, then sends its own gradient
+/// on. So the reductions are not hidden behind the work of the stages before it.
 ///
-/// Why no rank waits forever: stage 03's simulate() follows the lists where even a send lasts until
-/// its receiver has come to the receive, and all of them end. Every operation has a time there. A
-/// rank's passes, sends and receives have those of its instructions; collectives within a pass that
-/// of the pass, which is the same on all ranks of a stage; the sum of the losses comes after all:
-/// also after the last gradient has arrived, or it might take that message's place on the GPU.
-/// Here an operation waits only for operations with an earlier time: for some of those before it in
-/// its rank's list, and for the other side of its message. So some operation can always go on, even
-/// if a call keeps the host until that side has come (NCCL, when it connects two ranks). The
-/// links have streams of their own, or an activation would wait for a gradient that the list sends
-/// before it, though nobody needs that order.
+/// Why no rank waits forever: in stage 03's simulate() all lists end, even if a send lasts until
+/// its receiver has come to the receive. There every operation has a time. A rank's passes, sends
+/// and receives have the times of its instructions. Collectives within a pass have the time of the
+/// pass, which is the same on all ranks of a stage. The sum of the losses comes last: after the
+/// last gradient has arrived, or it might take that message's place on the GPU. Here an operation
+/// waits only for operations with an earlier time: for some of those before it in its rank's list,
+/// and for the other side of its message. So some operation can always go on, even if a call keeps
+/// the host until that side has come (NCCL, when it connects two ranks). The links have streams of
+/// their own. Otherwise an activation would wait for a gradient that the list sends before it,
+/// though nobody needs that order.
 class RankPipeline final : public Module {
  public:
-  /// `stage` are this rank's layers, `classes` the number of scores. `loss` [1] is what the stage's
-  /// ranks know of a step's loss, which is 0 on all stages but the last; after the last backward it
-  /// has become the sum over all stages.
+  /// `stage` has this rank's layers; `classes` is the number of scores. `loss` [1] is a step's loss
+  /// as far as the stage knows it: 0 on all stages but the last. After the last backward, `loss` is
+  /// the sum over all stages.
   RankPipeline(std::unique_ptr<Module> stage, DeviceMesh& mesh, Stream passes, Stream communication,
                const PipelinePlan& plan, int64_t classes, const Tensor& loss);
 
@@ -161,8 +161,8 @@ class RankPipeline final : public Module {
   std::map<int, InFlight> in_flight_;             // by micro-batch
 };
 
-/// Makes this rank's layers, which the model's network has, a stage of the pipeline, and the loss
-/// that of the whole: in training only the last stage has one. Parameters as RankPipeline's.
+/// Makes the model's network, which has this rank's layers, a stage of the pipeline. The loss
+/// becomes the pipeline's: in training only the last stage has one. Parameters as RankPipeline's.
 RankPipeline& make_stage(Model& model, DeviceMesh& mesh, Stream passes, Stream communication,
                          const PipelinePlan& plan, int64_t classes, const Tensor& loss);
 

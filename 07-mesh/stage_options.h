@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// Those of stage 03's schedules in which each rank has one stage, and any number of micro-batches.
+/// Stage 03's schedules in which each rank has one stage, and any number of micro-batches.
 enum class RankSchedule { gpipe, one_f1b };
 constexpr auto words_of(RankSchedule) { return std::array{"gpipe", "1f1b"}; }
 
@@ -28,7 +28,7 @@ struct MeshStageOptions : Options {
 
   void add_to(OptionParser& parser) override;
   bool splits_network() const override { return true; }
-  /// Those along `pipeline` differ.
+  /// Ranks along `pipeline` differ.
   SimulatedRanks simulated_ranks() const override;
   /// The --emulate value with which stage 01 normalises as these ranks do.
   std::string emulation(size_t world_size) const;
@@ -38,10 +38,10 @@ struct MeshStageOptions : Options {
 MeshParallel parallelize(Model& model, const Dataset& images, DeviceMesh& mesh, Stream passes,
                          Stream communication, const MeshStageOptions& options);
 
-/// The line printed once, at the start: the mesh, and how the batch comes about.
+/// The line printed once, at the start: the mesh, and how the batch is dealt out.
 std::string mesh_line(const MeshStageOptions& options, const DeviceMesh& mesh);
 
-/// Synchronises its batch normalisation over the ranks `samples`; null with --no-sync-bn.
+/// Synchronises the model's batch normalisation over the ranks `samples`; null with --no-sync-bn.
 std::shared_ptr<SyncBatchNorm> synchronise(Model& model, Communicator& samples,
                                            Stream communication, const MeshStageOptions& options);
 

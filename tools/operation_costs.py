@@ -15,6 +15,13 @@ NEVER = 1e30  # a rate that costs nothing
 CONVOLUTIONS = ("conv2d", "conv2d_backward_input", "conv2d_backward_parameters")
 WINDOWS = (1, 3, 5, 7)  # pixels of a convolution's side, that are told apart
 PER_NANOSECOND = 1e9
+NOTHING = {"seconds": 0, "flops": NEVER, "bytes": NEVER}
+# What is counted: an operation takes a nanosecond for each FLOP, or for each byte, or a second for each pixel of
+# its window's side.
+COUNTERS = {"flops": {"default": {**NOTHING, "flops": PER_NANOSECOND}},
+            "bytes": {"default": {**NOTHING, "bytes": PER_NANOSECOND}},
+            "window": {"default": NOTHING, **{f"{name} {side}x{side}": {**NOTHING, "seconds": side}
+                                              for name in CONVOLUTIONS for side in WINDOWS}}}
 
 
 class CostError(Exception):
@@ -70,15 +77,6 @@ def traced(program, words, path, env=None):
 
 
 # --- Counting -------------------------------------------------------------------------------------
-
-NOTHING = {"seconds": 0, "flops": NEVER, "bytes": NEVER}
-# What is counted: an operation takes a nanosecond for each FLOP, or for each byte, or a second for each pixel of
-# its window's side.
-COUNTERS = {"flops": {"default": {**NOTHING, "flops": PER_NANOSECOND}},
-            "bytes": {"default": {**NOTHING, "bytes": PER_NANOSECOND}},
-            "window": {"default": NOTHING, **{f"{name} {side}x{side}": {**NOTHING, "seconds": side}
-                                              for name in CONVOLUTIONS for side in WINDOWS}}}
-
 
 def counting_profile(operations, lanes):
     """A device on which operations take such times, and nothing else takes any."""

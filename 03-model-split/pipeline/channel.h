@@ -22,24 +22,24 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Takes the memory of all places now, for tensors of Real of this shape. Without it the first
-  /// sends do, and wait for all that the receiver has been given so far.
+  /// Allocates all places now, for tensors of Real of this shape. Without this call the first sends
+  /// allocate them, and wait for all work that the receiver has been given so far.
   void reserve(const Shape& shape);
 
-  /// Whether the host has enqueued what send() or receive() would have to wait for.
+  /// Says whether the host has enqueued the work for which send() or receive() has to wait.
   bool can_send() const { return sent_ - released_ < ring_.size(); }
   bool can_receive() const { return received_ < sent_; }
 
-  /// Enqueues on the sender's stream that it waits until the next place has been emptied. send()
-  /// does that too; a separate call lets the wait be timed.
+  /// Makes the sender's stream wait until the next place has been emptied. send() does that too; a
+  /// separate call allows the caller to time the wait.
   void await_place();
-  /// Enqueues on the sender's stream a copy of x [n,...], of the sender's, into the next place, as
-  /// soon as that has been emptied, and notes the event that receive() makes the receiver wait for.
-  /// All have the same extents but the first; throws BadInput, with both shapes, if not.
+  /// Enqueues on the sender's stream a copy of the sender's x [n,...] into the next place, as soon
+  /// as that place has been emptied. Notes the event for which receive() makes the receiver wait.
+  /// All tensors have the same extents but the first; throws BadInput, with both shapes, if not.
   void send(const AnyTensor& x);
-  /// The oldest tensor not received yet, from here on in the receiver's order.
+  /// Returns the oldest tensor not received yet. Later work on the receiver's stream may read it.
   AnyTensor receive();
-  /// The receiver has enqueued the last operation that reads the oldest tensor received.
+  /// Says that the receiver has enqueued its last read of the oldest tensor received.
   void release();
 
  private:

@@ -26,54 +26,54 @@ struct PipelineOptions {
   Precision precision = Precision::real;  // that of the network
 };
 
-/// Trains a split network by a schedule. The batch is cut into micro-batches whose gradients add up
-/// before the one update, so the result is that of the whole batch, except for batch normalisation,
-/// which sees a micro-batch at a time. A device has as many stages (chunks) as the network says.
+/// Trains a split network by a schedule. Cuts a batch into micro-batches and adds up their
+/// gradients before the one update. So the result is the whole batch's, but batch normalisation
+/// sees a micro-batch at a time. A device has as many stages (chunks) as the network says.
 class Pipeline {
  public:
   /// `loss` and `set` (which says how images are normalised) must outlive this object.
   Pipeline(std::unique_ptr<StagedNetwork> network, Loss& loss, const Dataset& set,
            const OptimizerRule& rule, const PipelineOptions& options);
 
-  // An optimizer step, in three calls, all of which only enqueue.
+  // An optimizer step has these calls. All of them only enqueue.
 
-  /// The step's samples: `batch` in equal micro-batches, the first ones a sample larger where the
-  /// batch does not divide; throws BadInput if there are more micro-batches than samples. Each
-  /// stage copies what it needs of a micro-batch when its instructions come to it.
-  /// `step.loss_weight` is 1 / (samples of the batch).
+  /// Gives the step its samples: cuts `batch` into equal micro-batches; the first have a sample
+  /// more if the batch does not divide. Throws BadInput if there are more micro-batches than
+  /// samples. A stage copies its part of a micro-batch when its instructions come to that
+  /// micro-batch. `step.loss_weight` is 1 / (samples of the batch).
   void feed(const HostBatch& batch, const StepState& step);
-  /// The same with micro-batches of any sizes, as many as the options say.
+  /// Does the same with micro-batches of any sizes; there are as many as the options say.
   void feed(const HostBatch& batch, const std::vector<BatchPart>& micro_batches,
             const StepState& step);
-  /// Those of every stage, and the loss on the last one.
+  /// Zeroes the gradients of every stage, and the loss on the last stage.
   void zero_gradients();
   /// Every device follows its instructions up to the step: receive, forward, send, backward. Leaves
   /// the batch's mean loss in loss().
   void run_schedule();
-  /// Every device's step, the last of its instructions: the optimizers update its parameters.
+  /// Runs every device's last instruction, the step: its optimizers update its parameters.
   void update();
 
-  /// [1], on the last stage's device.
+  /// The batch's mean loss [1], on the last stage's device.
   Tensor loss() const { return network_->stages().back().parameters->loss(); }
-  /// Of every stage's optimizer.
+  /// The health of every stage's optimizer.
   std::vector<HealthTensor> healths() const;
 
   /// Throws BadInput if a batch of `samples` has fewer samples than there are micro-batches.
   void require_samples(int64_t samples) const;
-  /// Sets the first values of all parameters: stage 01's.
+  /// Sets the first values of all parameters, the same as in stage 01.
   void initialize(Initializer initializer, uint64_t seed);
-  /// Rounds all values to their copies in 16 bits, where there are any: call it when values have
-  /// been initialised or loaded.
+  /// Writes the rounded copies of all values in 16 bits, where there are any. Call this function
+  /// after values have been initialised or loaded.
   void round() const;
-  /// How many parameters the whole network learns, counted as numbers.
+  /// The number of learnt values of the whole network.
   int64_t parameter_count() const;
   /// The stages as one network, for evaluation and for its state; its input and result are on
   /// device 0.
   Module& network();
 
-  /// The most activations of a stage between forward and the end of backward, per device.
+  /// The most activations that each device kept at once, between forward and the end of backward.
   std::vector<int> live() const;
-  /// The share of the devices' time that they waited for each other, by events in their streams.
+  /// The share of time that devices waited for each other, measured by events in their streams.
   double measured_bubble();
   /// Forgets the devices' times so far.
   void restart_clocks();
@@ -82,12 +82,12 @@ class Pipeline {
   /// Bytes of activations, gradients and losses that went from one device to another so far,
   /// counted where their copies are enqueued.
   int64_t bytes_moved() const;
-  /// The bytes that had to, by the sizes of the activations: those of all samples at every boundary
-  /// twice, and a loss for every device but the last; in fp16 two numbers more. For tests: report()
-  /// says it.
+  /// The bytes that had to go, by sizes: all samples' activations and their gradients at every
+  /// boundary; for every device but the last a loss, in fp16 two numbers more. For tests; report()
+  /// adds them to the summary.
   int64_t bytes_predicted() const { return bytes_expected_; }
-  /// Adds the bubble, the devices' phases, what they keep and what moves between them, to the
-  /// summary and the metrics.
+  /// Adds to the summary and the metrics: the bubble, the devices' phases, the activations that
+  /// they keep, and the bytes that move between them.
   void report(TrainingLog& log);
 
  private:
@@ -130,7 +130,7 @@ class Pipeline {
   void collect_overflows();
   void share_overflow(size_t device);
   void step(size_t device);
-  /// What a pass is called in a trace: "forward 2", or with several chunks "forward 2.1".
+  /// The name of a pass in a trace: "forward 2", or with several chunks "forward 2.1".
   std::string pass_text(const char* pass, size_t stage, int micro_batch) const;
   InFlight& in_flight(size_t stage, int micro_batch);
   size_t stage_of(size_t device, const Instruction& instruction) const {

@@ -25,8 +25,8 @@ constexpr auto words_of(ScheduleKind) {
   return std::array{"naive", "gpipe", "1f1b", "interleaved"};
 }
 
-/// One thing that a device does, for one of its stages. That sends to, and receives from, its
-/// neighbours: activations go to the next stage, gradients to the previous one.
+/// One thing that a device does for one of its stages. A stage sends to its neighbours and receives
+/// from them: activations go to the next stage, gradients to the previous stage.
 struct Instruction {
   enum class Kind {
     receive_activation,
@@ -49,34 +49,34 @@ std::string label_of(const Instruction& instruction, int chunks);
 
 using Instructions = std::vector<Instruction>;
 
-/// What stage `stage` of `stages` does for one batch in GPipe: all micro-batches forward, in order,
-/// then all of them backward in the same order, then the step. What a forward or backward needs is
-/// received right before it, what it made is sent right after it; the first stage receives no
-/// activations and sends no gradients, the last the other way round. StageWriter (schedule.cpp)
-/// knows that; GPipe, 1F1B and the interleaved schedule are all written with it.
+/// The instructions of stage `stage` of `stages` for one batch in GPipe: all micro-batches forward,
+/// in order, then all of them backward in the same order, then the step. A stage receives the input
+/// of a pass right before the pass and sends the result right after it. The first stage receives no
+/// activations and sends no gradients; the last stage does the reverse. StageWriter (schedule.cpp)
+/// adds these messages in GPipe, 1F1B and the interleaved schedule.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
-/// The same in 1F1B: after min(stages - stage, micro_batches) forwards, a backward and a forward in
+/// The same in 1F1B: min(stages - stage, micro_batches) forwards, then a backward and a forward in
 /// turn until nothing is left. Sends and receives are in an order in which no stage waits forever,
 /// even if every send lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
-/// What device `device` of `devices` does in interleaved 1F1B, with `chunks` stages on each device.
+/// The instructions of device `device` of `devices` in interleaved 1F1B, with `chunks` stages each.
 /// `micro_batches` is a multiple of `devices`.
 ///
 /// The order of forwards: micro-batches 0 to devices - 1 through chunk 0, the same through chunk 1,
 /// and so on up to the last chunk; then the next `devices` micro-batches, again from chunk 0. The
 /// order of backwards is the same, but from the last chunk to chunk 0. First come
 /// 2 (devices - 1 - device) + (chunks - 1) devices forwards, or all if that is less; then a forward
-/// and a backward in turn; then the backwards that are left, and the step. What a forward or
-/// backward needs is received right before it, what it made is sent right after it. Only the first
-/// of all stages receives no activations and sends no gradients, and only the last one sends no
+/// and a backward in turn; then the backwards that are left, and the step. A stage receives the
+/// input of a pass right before the pass and sends the result right after it. Only the first of all
+/// stages receives no activations and sends no gradients, and only the last one sends no
 /// activations and receives no gradients.
 Instructions interleaved_schedule(int devices, int chunks, int micro_batches, int device);
 
-/// What device `device` of `devices` does for one batch of `micro_batches`, in this order; the
+/// The instructions of device `device` of `devices` for one batch of `micro_batches`, in order. The
 /// naive schedule is GPipe's with one micro-batch. Throws BadInput for less than one device or
-/// micro-batch, for a device that does not exist, for several micro-batches in the naive schedule,
-/// for several chunks in any but the interleaved one, and there for less than two devices or chunks
-/// and for micro-batches that are no multiple of the devices.
+/// micro-batch, for an unknown device, and for several micro-batches in the naive schedule. Only
+/// the interleaved schedule may have several chunks; it throws BadInput for less than two devices
+/// or chunks, and for micro-batches that are no multiple of the devices.
 Instructions make_schedule(ScheduleKind kind, int devices, int micro_batches, int device,
                            int chunks = 1);
 /// The instructions of all devices.
@@ -88,15 +88,15 @@ std::vector<Instructions> make_schedules(ScheduleKind kind, int devices, int mic
 void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next);
 
 /// (p-1)/(V m + p-1) with V chunks: the share of the whole time that each of p devices waits, if
-/// all stages take equally long (GPipe, section 2.3). Over the ideal time it would be (p-1)/(V m).
+/// all stages take equally long (GPipe, section 2.3). As a share of the ideal time: (p-1)/(V m).
 double predicted_bubble(int devices, int micro_batches, int chunks = 1);
 /// The formula as text: "(p-1)/(m+p-1)", with several chunks "(p-1)/(Vm+p-1)".
 std::string bubble_formula(int chunks);
-/// How many activations of a stage device `device` has to keep at the same time: those of all
-/// micro-batches in GPipe, of at most devices - device in 1F1B. In the interleaved schedule each is
-/// one of a chunk, and there are as many as forwards until the first backward.
+/// The number of activations that device `device` has to keep at the same time: those of all
+/// micro-batches in GPipe, of at most devices - device in 1F1B. In the interleaved schedule each
+/// activation belongs to one chunk; there are as many as forwards until the first backward.
 int predicted_live(ScheduleKind kind, int devices, int micro_batches, int device, int chunks = 1);
-/// The most micro-batches of `chunk` that are between forward and backward, as the list has it.
+/// The most micro-batches of `chunk` that are between forward and backward at once in the list.
 int most_live(const Instructions& list, int chunk);
 
 /// How many gradients may be under way between two stages, or in use: one is read while the next
@@ -109,8 +109,8 @@ struct Slot {
   double begin, end;
 };
 
-/// The outcome when all devices follow their instructions, each forward and backward of a stage
-/// takes its time, and sends and receives take none.
+/// The outcome when all devices follow their instructions. Each forward and backward of a stage
+/// takes its time; sends and receives take no time.
 struct Timetable {
   std::vector<std::vector<Slot>> devices;  // in order of time
   std::vector<int> live;  // per device: the most activations between forward and end of backward
@@ -119,11 +119,11 @@ struct Timetable {
   double bubble() const;
 };
 
-/// Plays the instructions. Throws BadInput, naming every stage that is stuck and its instruction,
-/// if they block each other. A send waits for a place, as it does in a Channel. There are
-/// kGradientPlaces for gradients, and for activations as many as may be alive in the sender; the
-/// receiving stage's backward, or the send of what it made, empties the oldest one. With
-/// `blocking_sends` there are none: a send waits until the receiver has come to its receive.
+/// Plays the instructions. Throws BadInput, naming every stuck stage and its instruction, if
+/// devices block each other. A send waits for a free place, as in a Channel. Gradients have
+/// kGradientPlaces places; activations have as many as may be alive in the sender. The receiving
+/// stage's backward, or the send of its result, empties the oldest place. With `blocking_sends`
+/// there are no places: a send waits until the receiver has come to its receive.
 Timetable simulate(const std::vector<Instructions>& schedules, double forward_time,
                    double backward_time, bool blocking_sends = false);
 

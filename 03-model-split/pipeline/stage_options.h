@@ -30,10 +30,10 @@ struct PipelineProgramOptions : Options {
   std::string emulation(size_t devices) const;
 };
 
-/// Cuts the model's network, as the options say, into a stage per chunk of every stream. `model`,
-/// whose network has no layers afterwards, and `set`, which says how large images are, must outlive
-/// the result.
-/// Throws BadInput where the network cannot be cut in this way.
+/// Cuts the model's network, as the options say, into a stage per chunk of every stream.
+/// The network has no layers afterwards. `set` says how large images are. `model` and
+/// `set` must outlive the result. Throws BadInput where the network cannot be cut in this
+/// way.
 Pipeline make_pipeline(Model& model, const PipelineProgramOptions& options, const Dataset& set,
                        const std::vector<Stream>& streams);
 

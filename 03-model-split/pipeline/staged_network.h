@@ -1,5 +1,5 @@
 #pragma once
-// A network cut between its layers: where, and the pieces, which are on different devices.
+// A network cut between its layers: where to cut, and the pieces on different devices.
 
 #include <memory>
 #include <string>
@@ -13,7 +13,7 @@ namespace lockstep {
 /// 2, 3 to 5, and 6 to the end.
 using Cuts = std::vector<size_t>;
 
-/// What a layer costs, for one batch.
+/// The cost of a layer for one batch.
 struct LayerCost {
   std::string name;
   double flops = 0;    // floating-point operations, forward and backward: the estimate
@@ -26,14 +26,14 @@ struct LayerCost {
 /// parameters have no memory afterwards.
 std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, Stream stream);
 
-/// The cuts with which the most expensive of `stages` stages costs least. Every stage gets a layer
-/// or more; throws BadInput if there are too few.
+/// The cuts for which the most expensive of `stages` stages is as cheap as possible. Every stage
+/// gets at least one layer; throws BadInput if there are fewer layers than stages.
 Cuts balanced_cuts(const std::vector<double>& costs, int stages);
 
 /// The cuts that --split asks for: "3,6"; "auto" balances the floating-point operations, "measured"
-/// the times, "parameters" the bytes of the parameters. Throws BadInput for anything else, for cuts
-/// that are not in order or outside the network, and for cuts that do not make `stages` stages, of
-/// which each device has `chunks`.
+/// the times, "parameters" the bytes of the parameters. Throws BadInput for any other text, for
+/// cuts that are not in order or outside the network, and for cuts that do not make `stages`
+/// stages. Each device has `chunks` of the stages.
 Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
                  Stream stream, int chunks = 1);
 
@@ -48,8 +48,8 @@ class StagedNetwork final : public Module {
     std::unique_ptr<FlatParameters> parameters;
   };
 
-  /// Equally many stages on each stream, dealt out in order. Throws BadInput for cuts that make
-  /// another number of stages.
+  /// Deals the stages out to the streams in order. Throws BadInput if the number of stages, which
+  /// follows from the cuts, is no multiple of the number of streams.
   StagedNetwork(Layers layers, const Cuts& cuts, const std::vector<Stream>& streams,
                 Precision precision = Precision::real);
 

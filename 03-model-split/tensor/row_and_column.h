@@ -9,8 +9,8 @@
 //   JoinChannels   none                 all-gather of y          -
 //   TakeChannels   none                 -                        all-gather of dx
 //
-// An activation is either whole, with the same values on all ranks, or split: rank r has the r-th
-// P-th of its channels or features. Each layer takes its sizes from the layer `whole` that it
+// An activation is either whole, with the same values on all ranks, or split: rank r has part r of
+// P of its channels or features. Each layer takes its sizes from the layer `whole` that it
 // replaces. Throws BadInput, naming that layer, where the split extent does not divide by P.
 
 #include <map>
@@ -23,8 +23,8 @@
 
 namespace lockstep {
 
-/// Collectives of a layer in training so far, the numbers that a rank put into them, and the bytes
-/// that these took of it, by sizes.
+/// The collectives of a layer in training so far, the numbers that a rank put into them, and the
+/// bytes that the rank sent for them, computed from sizes.
 struct Traffic {
   int64_t all_reduces = 0, all_gathers = 0;
   int64_t numbers = 0;
@@ -34,7 +34,7 @@ struct Traffic {
 /// The ranks that share layers. All make the same passes, of the same samples, at the same time.
 class SplitRanks {
  public:
-  /// The calls of passes go to the stream `communication`, and the passes wait for them there.
+  /// Passes enqueue their collectives on the stream `communication` and wait for the results.
   /// `comm` must outlive the passes.
   SplitRanks(Communicator& comm, Stream communication)
       : calls_(comm, communication), after_passes_(comm, communication) {}
@@ -48,19 +48,19 @@ class SplitRanks {
   /// x becomes the sum of all ranks' x. Only enqueues; does nothing for a single rank.
   /// Numbers of 16 bits have been rounded before they are added: one device would round the sum.
   void all_reduce(const Module& layer, const AnyTensor& x, Context& context);
-  /// all [P...] becomes rank 0's `mine` [...], rank 1's, ...
+  /// Fills all [P...] with rank 0's `mine` [...], then rank 1's, ...
   void all_gather(const Module& layer, const AnyTensor& mine, const AnyTensor& all,
                   Context& context);
-  /// In fp16: the numbers of all ranks, each of which knows its own weights' gradients only.
+  /// In fp16: adds up all ranks' numbers; each rank knows only the gradients of its own weights.
   void add_overflows(const OverflowNumber& overflow, Context& context);
-  /// Every rank's, of which each knows its own weights only: so all end in the same step where one
-  /// has a gradient that is not finite.
+  /// Returns the health of every rank; a rank knows only its own weights. So all ranks stop in the
+  /// same step if one has a gradient that is not finite.
   std::vector<HealthTensor> healths(const HealthTensor& mine, Context& context);
 
   const std::map<std::string, Traffic>& traffic() const { return traffic_; }  // by layer
   /// Seconds that training passes have waited for sums. Waits for the last one.
   double seconds_waited() { return calls_.seconds_waited(); }
-  /// The part of it before the sums began: behind other messages, and from thread to thread.
+  /// The part of seconds_waited() before the sums began: behind other messages, between threads.
   double seconds_queued() { return calls_.seconds_queued(); }
 
  private:
@@ -95,8 +95,8 @@ class ColumnConv2d final : public Conv2d {
 template <class Layer>
 class InputSplit : public Layer {
  public:
-  /// The sum of the ranks' products, THEN the bias, once, THEN the activation. Layer's product()
-  /// and add_bias(), bias and activation, are the halves of its own forward.
+  /// Adds up the ranks' products, THEN adds the bias, once, THEN applies the activation. The halves
+  /// of Layer's own forward are product(), and add_bias() for bias and activation.
   AnyTensor forward(const AnyTensor& x, Context& context) override;
 
  protected:
@@ -125,9 +125,9 @@ class ChannelLayer : public Module {
   explicit ChannelLayer(SplitRanks& ranks) : ranks_(ranks) {}
 
  protected:
-  /// [...,C/P] of every rank becomes [...,C].
+  /// Joins [...,C/P] of every rank to [...,C].
   AnyTensor join(const AnyTensor& x, Context& context);
-  /// This rank's [...,C/P] of [...,C].
+  /// Takes this rank's [...,C/P] from [...,C].
   AnyTensor take(const AnyTensor& x, Context& context) const;
 
  private:

@@ -17,16 +17,16 @@
 
 namespace lockstep {
 
-/// The numbers that rank `rank` has of a tensor of the unsplit network, in PyTorch's layout. The
-/// shapes differ in at most one extent: a part is the rank's range of that.
+/// Rank `rank`'s part of a tensor of the unsplit network, in PyTorch's layout. The shapes differ in
+/// at most one extent: the part has the rank's range of this extent.
 std::vector<Real> part_of(const std::vector<Real>& whole, const Shape& whole_shape,
                           const Shape& part_shape, int rank);
-/// The reverse: `parts` has all ranks' parts, one after another.
+/// Joins the parts again: `parts` has all ranks' parts, one after another.
 std::vector<Real> joined(const std::vector<Real>& parts, const Shape& whole_shape,
                          const Shape& part_shape);
-/// This rank's numbers become those of all ranks of `comm`, in their order. Synchronizes.
+/// Gathers the numbers of all ranks of `comm`, in the order of the ranks. Synchronizes.
 std::vector<Real> gathered(const std::vector<Real>& mine, Stream stream, Communicator& comm);
-/// Numbers become rank 0's. Synchronizes.
+/// Gives all ranks rank 0's numbers. Synchronizes.
 template <class T>
 void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
   if (numbers.empty()) return;
@@ -35,30 +35,30 @@ void broadcast(std::vector<T>& numbers, Stream stream, Communicator& comm) {
   numbers = all.to_host();
 }
 
-/// One rank's share of a network that stays the same network (AlexNet's grouped layers, on two
-/// GPUs, make another): every rank sees every sample, has a part of the wide layers, and all of the
-/// others, under the unsplit network's names. Ranks hold the same values wherever an activation or
-/// a parameter is whole, so scores and loss are on every rank, and every rank has its own optimizer
-/// for its parameters.
+/// One rank's share of a network. The split network computes the same (AlexNet's grouped layers, on
+/// two GPUs, compute something else). Every rank sees every sample, has a part of the wide layers
+/// and the whole of all others, under the unsplit network's names. Whole activations and parameters
+/// have the same values on all ranks. So every rank has scores and loss, and its own optimizer for
+/// its parameters.
 ///
-/// What can be split: in the seed networks, conv2 by output channels and fc1 by its inputs, which
-/// are those channels; the layers between them work per channel. In ResNet-18, every residual block
-/// ("block1.0"): its conv1 by output channels and its conv2 by input channels. In the perceptron,
-/// all linear layers but the last, in pairs: fc1 by outputs and fc2 by inputs, fc3 and fc4 alike.
-/// Each pair needs one all-reduce forward and one backward.
+/// These layers can be split. In the seed networks: conv2 by output channels, and fc1 by its
+/// inputs, which are these channels; the layers between them work per channel. In ResNet-18: every
+/// residual block ("block1.0"), its conv1 by output channels and its conv2 by input channels. In
+/// the perceptron: all linear layers but the last, in pairs: fc1 by outputs and fc2 by inputs, fc3
+/// and fc4 alike. Each pair needs one all-reduce forward and one backward.
 class TensorSplit final : public Sequential {
  public:
   using Names = std::vector<std::string>;
 
-  /// `ranks` must outlive this object. `layers` are those to be split; by default all that can be
-  /// split and divide by the number of ranks. Throws BadInput for a layer that cannot be split, or
-  /// not over so many ranks, naming it and the numbers, and where no layer divides by the ranks.
+  /// `ranks` must outlive this object. `layers` are those to split; by default all that can be
+  /// split and divide by the number of ranks. Throws BadInput, naming the layer and the numbers, if
+  /// a layer cannot be split, or not over so many ranks; also if none divides by the ranks.
   TensorSplit(const ModelOptions& options, SplitRanks& ranks,
               const std::optional<Names>& layers = {});
 
   /// The names of the layers that are split, in order.
   const Names& split_names() const { return split_; }
-  /// How many numbers the unsplit network learns.
+  /// The number of learnt values of the unsplit network.
   int64_t parameter_count() const;
 
   /// Sets the first values of all parameters: those of the unsplit network.
@@ -67,16 +67,16 @@ class TensorSplit final : public Sequential {
   /// does; nothing is changed then. Synchronizes. Call it before anything else: the values with
   /// which a network starts do not depend on how it is split.
   void load_full_state(const std::vector<StateTensor>& state);
-  /// The unsplit network's state, put together on all ranks, which all call it: bit by bit what was
-  /// loaded, if nothing has happened since. Tensors that every rank has are its own. Synchronizes.
+  /// Puts the unsplit network's state together, on all ranks; all call it. The bits are those
+  /// loaded, if nothing has happened since. Whole tensors are this rank's own. Synchronizes.
   std::vector<StateTensor> full_state();
   /// Throws BadInput for a state that is not the unsplit network's.
   void check_full_state(const std::vector<StateTensor>& state) const;
 
-  /// For `parameters`, which are this network's. If the loss is scaled, all ranks skip a step in
-  /// which a gradient of one has overflowed.
+  /// Makes the optimizer of `parameters`, which are this network's. If the loss is scaled, all
+  /// ranks skip a step in which a gradient of one rank has overflowed.
   Optimizer optimizer(const FlatParameters& parameters, const OptimizerRule& rule);
-  /// As Sequential's.
+  /// Does the same as Sequential's; with fp16 then adds up the overflows of all ranks.
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
 
   SplitRanks& ranks() const { return ranks_; }

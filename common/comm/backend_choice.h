@@ -1,6 +1,6 @@
 #pragma once
-// What carries the collectives of a group of processes: what each rank has to offer, and what all
-// ranks choose from it.
+// The backend that carries the collectives of a group of processes: each rank makes an offer, and
+// all ranks choose from the offers.
 
 #include <array>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// What a rank tells the others before they connect.
+/// The facts that a rank tells the others before they connect.
 struct RankOffer {
   std::string host;      // name of its machine
   std::string hardware;  // Device::hardware(): which GPU it is, whatever its name is there
@@ -19,12 +19,12 @@ struct RankOffer {
   bool gpu = false;
   std::string no_gloo;  // why Gloo is not available there; empty if it is, or if nobody asked
   std::string no_nccl;  // the same for NCCL
-  /// As text, and back. from() throws BadInput.
+  /// Writes the offer as text, and reads it back. from() throws BadInput.
   std::string text() const;
   static RankOffer from(std::string_view text);
 };
 
-/// What connects the ranks; automatic: the fastest that fits.
+/// The connection between the ranks; automatic: the fastest that fits.
 enum class Backend { automatic, nccl, shm, tcp, gloo };
 constexpr auto words_of(Backend) { return std::array{"auto", "nccl", "shm", "tcp", "gloo"}; }
 
@@ -37,11 +37,11 @@ struct BackendChoice {
   std::string why;   // "one host"
 };
 
-/// The backend of all ranks, from rank r's offers[r]: the one that was asked for or, if none was,
-/// the fastest that fits: NCCL where every rank has a GPU of its own and NCCL, else shared memory
-/// where all are on one host, else TCP. The same on every rank. Throws BadInput, naming the ranks,
-/// if NCCL is asked for with a CPU device, or with one GPU used twice; EnvironmentError for a rank
-/// without the library.
+/// Returns the backend of all ranks, the same on every rank. offers[r] is rank r's. If `asked` is
+/// empty, chooses the fastest that fits: NCCL where every rank has NCCL and a GPU of its own, else
+/// shared memory where all are on one host, else TCP. Throws BadInput, naming the ranks, if NCCL is
+/// asked for with a CPU device, or with one GPU used twice. Throws EnvironmentError for a rank
+/// without the library that was asked for.
 BackendChoice choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
 
 }  // namespace lockstep

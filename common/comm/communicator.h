@@ -23,12 +23,12 @@ namespace lockstep {
 
 enum class Reduction { sum, average };
 
-/// What a call is for: the bytes of each purpose are counted separately (SentBytes).
+/// The purpose of a call. The bytes of each purpose are counted separately (SentBytes).
 enum class Purpose { other, gradients, parameters, statistics, activations };
 
-/// `count` numbers in device memory, as a collective sees them. Made from a tensor, whose device it
-/// keeps; `device` is null for memory that belongs to no tensor. Numbers of 16 bits are added in
-/// float32; how often a sum of them is rounded depends on who adds it up (host_transport.h).
+/// `count` numbers in device memory, as a collective sees them. An object made from a tensor keeps
+/// the tensor's device; `device` is null for memory that belongs to no tensor. Numbers of 16 bits
+/// are added in float32. How often their sum is rounded depends on the backend (host_transport.h).
 struct Elements {
   void* data = nullptr;
   int64_t count = 0;
@@ -65,15 +65,15 @@ struct Call {
   std::string label{};  // whom it is for, "bn1"; may be empty
   Purpose purpose = Purpose::other;
 
-  /// What must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10 i64, root
-  /// 0", "all_gather of 21 f32 for bn1". `peer_name`: of a transfer's other side, by default
-  /// "rank 1".
+  /// The facts that must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10
+  /// i64, root 0", "all_gather of 21 f32 for bn1". `peer_name` is the name of a transfer's other
+  /// side, by default "rank 1".
   std::string text(const std::string& peer_name = "") const;
-  /// The same as one number, without the label.
+  /// The same facts as one number, without the label.
   uint64_t number() const;
-  /// Adds numbers of all ranks up.
+  /// Whether the call adds up numbers of all ranks.
   bool reduces() const;
-  /// Of two ranks, not of all.
+  /// Whether the call is between two ranks, not all.
   bool is_transfer() const { return op == Op::send || op == Op::receive; }
   /// Bytes that leave rank `rank` of `world_size` if the call goes round a ring, as over TCP
   /// (tcp_transport.cpp). This is the best estimate for a library that does not tell what it sends.
@@ -100,16 +100,16 @@ inline RingPart ring_part(int64_t count, int number, int world_size) {
 
 /// How many bytes a rank has given to others.
 ///
-/// They are counted where they leave, not computed from what was asked for: a message too many is
-/// in the count. `shm` counts what it writes into the shared memory, once for each rank that takes
-/// it; `tcp` what its connections have taken. Libraries do not tell what they send: for Gloo and
-/// NCCL it is what a ring would send for the calls that are made to them (Call::ring_bytes()).
+/// The bytes are counted where they leave, not computed from the calls: a message too many is in
+/// the count. `shm` counts the bytes that it writes into the shared memory, once for each rank that
+/// takes them. `tcp` counts the bytes that its connections have taken. Gloo and NCCL do not tell
+/// what they send: there the count is what a ring would send for the calls (Call::ring_bytes()).
 ///
-/// The thread that runs the calls adds, any other may read. Relaxed, because counting must not
-/// order the threads: that would hide a missing wait from ThreadSanitizer.
+/// The thread that runs the calls adds; any other thread may read. The counts are relaxed: they
+/// must not order the threads, because that would hide a missing wait from ThreadSanitizer.
 class SentBytes {
  public:
-  /// `where` they are counted: for summaries.
+  /// `where` names the place where the bytes are counted, for summaries.
   explicit SentBytes(std::string where) : where_(std::move(where)) {}
 
   void add(Purpose purpose, int64_t bytes) {
@@ -130,11 +130,11 @@ class SentBytes {
   std::array<std::atomic<int64_t>, 5> counts_{};
 };
 
-/// Where the calls of a group of ranks are recorded.
+/// The recorder of the calls of a group of ranks.
 struct FlightGroup {
   std::shared_ptr<FlightRecorder> recorder{};
   uint64_t number = 0;         // FlightEntry::group
-  std::vector<int> members{};  // their ranks in the job, by rank here; empty: all
+  std::vector<int> members{};  // the ranks' numbers in the job, by rank in the group; empty: all
 };
 
 /// One rank's membership of a group of `world_size` ranks. Every call is enqueued on the given
@@ -149,10 +149,10 @@ class Communicator {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  /// This rank as errors name it: "rank 1"; in a group of some of a job's ranks "rank 3 of ranks 2,
-  /// 3", with the job's numbers.
+  /// This rank's name in errors: "rank 1". In a group of only some of a job's ranks, the name has
+  /// the job's numbers: "rank 3 of ranks 2, 3".
   const std::string& who() const { return who_; }
-  /// Any rank of this group.
+  /// The name of any rank of this group.
   std::string name_of_rank(int rank) const {
     return name_of_ ? name_of_(rank) : fmt::format("rank {}", rank);
   }
@@ -168,35 +168,35 @@ class Communicator {
                       Reduction reduction = Reduction::sum);
   void send(Stream stream, const Elements& x, int to);
   void receive(Stream stream, const Elements& x, int from);
-  /// What is enqueued after it starts when all ranks have reached it.
+  /// Holds later work on the stream back until all ranks have reached the barrier.
   void barrier(Stream stream);
 
-  /// Calls between these two are enqueued by the second one, in their order. Sends and receives
-  /// that follow each other on a stream then run at the same time: only then can every rank send
-  /// before it receives (ncclGroupStart, ncclGroupEnd).
+  /// close_group() enqueues all calls since open_group(), in their order. Sends and receives that
+  /// follow each other on a stream then run at the same time. Only so can every rank send before
+  /// it receives (ncclGroupStart, ncclGroupEnd).
   void open_group();
   void close_group();
 
-  /// Bytes of such calls that this rank has given to others so far, counted where they leave. Only
-  /// calls that have run are in it: synchronize their streams first. See SentBytes.
+  /// The bytes that this rank has given to others so far, in calls of one purpose or in all calls.
+  /// Only calls that have run are counted: synchronize their streams first. See SentBytes.
   int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
   int64_t bytes_sent() const { return sent_->of_all(); }
-  /// What an all-reduce of x adds to that: 2 (W-1)/W of x as round a ring, unless the communicator
-  /// has another way for sums as small as x.
+  /// The bytes that an all-reduce of x adds to bytes_sent(): 2 (W-1)/W of x as round a ring, unless
+  /// the communicator has another way for sums as small as x.
   virtual int64_t bytes_of_all_reduce(const Elements& x) const;
-  /// Where they are counted: "shm", "its calls to NCCL", ...
+  /// The place where bytes_sent() are counted: "shm", "its calls to NCCL", ...
   const std::string& bytes_counted_in() const { return sent_->where(); }
 
-  /// What the calls are for from now on (CallPurpose). Returns what they were for.
+  /// Sets the purpose of the calls from now on (CallPurpose). Returns the purpose before.
   Purpose replace_purpose(Purpose purpose) { return std::exchange(purpose_, purpose); }
-  /// Whom the calls are for from now on (CallLabel). Returns whom they were for.
+  /// Sets the label of the calls from now on (CallLabel). Returns the label before.
   std::string replace_label(std::string label) { return std::exchange(label_, std::move(label)); }
-  /// What the ranks of this group differ in, "along data": names its messages in traces.
+  /// Names this group's calls in traces, by what its ranks differ in: "along data".
   void set_name(std::string name) { name_ = std::move(name); }
-  /// What name_of_rank() and who() say. `members`: which of the job's ranks this group has, if not
-  /// all.
+  /// Sets what name_of_rank() and who() say. `members` says which of the job's ranks this group
+  /// has, if not all.
   void set_names(std::function<std::string(int rank)> name_of, const std::string& members = "");
-  /// Call it before the first call.
+  /// Records all calls in `flight`. Must come before the first call.
   void record_in(FlightGroup flight) { flight_ = std::move(flight); }
 
  protected:
@@ -207,8 +207,8 @@ class Communicator {
         sent_(std::move(sent)),
         who_(fmt::format("rank {}", rank)) {}
   const std::shared_ptr<SentBytes>& sent() const { return sent_; }
-  /// One collective, or transfers that run at the same time. `flight` has its number, from 1, and
-  /// is to be told when it begins and ends.
+  /// Enqueues one collective, or transfers that run at the same time. `flight` has the number, from
+  /// 1, and must be told when the work begins and ends.
   virtual void enqueue(Stream stream, const std::vector<Call>& together, FlightCall flight) = 0;
 
  private:
@@ -233,7 +233,7 @@ class Communicator {
   std::vector<Issued> issued_;  // in the open group
 };
 
-/// While it lives, the rank's calls are for `label`, for example a layer: errors then name it.
+/// While this object lives, the rank's calls have a label, such as a layer: errors name the label.
 class CallLabel {
  public:
   CallLabel(Communicator& comm, std::string label)
@@ -247,7 +247,7 @@ class CallLabel {
   std::string before_;
 };
 
-/// While it lives, the rank's calls are for `purpose`: their bytes are counted under that.
+/// While this object lives, the rank's calls have a purpose: their bytes are counted under it.
 class CallPurpose {
  public:
   CallPurpose(Communicator& comm, Purpose purpose)

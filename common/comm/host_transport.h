@@ -1,7 +1,7 @@
 #pragma once
-// What carries numbers between the processes of a group, from host memory to host memory. There are
-// three: shared memory (shm_transport.cpp), connections between every two ranks (tcp_transport.cpp)
-// and the library Gloo (gloo_transport.cpp).
+// A transport carries numbers between the processes of a group, from host memory to host memory.
+// There are three: shared memory (shm_transport.cpp), connections between every two ranks
+// (tcp_transport.cpp) and the library Gloo (gloo_transport.cpp).
 
 #include <cstdint>
 #include <functional>
@@ -23,30 +23,30 @@ class HostTransport {
 
   /// "shm", "tcp" or "gloo".
   virtual std::string description() const = 0;
-  /// This rank's part of a collective whose memory is the host's. `number` counts the collectives
-  /// from 1 and is the same on all ranks. Blocks. Throws PeerLost, saying why, when another rank
-  /// died or did not come in time.
+  /// Does this rank's part of a collective in host memory. `number` counts the collectives from 1
+  /// and is the same on all ranks. Blocks. Throws PeerLost, saying why, if another rank died or did
+  /// not come in time.
   virtual void run(const Call& collective, uint64_t number) = 0;
   /// Sends and receives all at the same time: no transfer waits for another.
   virtual void transfer(const std::vector<Call>& calls) = 0;
-  /// What errors call the other ranks, where they name any. Call it before the first call.
+  /// Sets the other ranks' names in errors, where errors name any. Must come before the first call.
   virtual void name_peers(const std::function<std::string(int rank)>&) {}
-  /// Ends the connections to all other ranks, so that nobody waits for this one. Any thread may
-  /// call it, also while run() or transfer() waits. Where a transport cannot, it does nothing.
+  /// Ends the connections to all other ranks, so that nobody waits for this rank. Any thread may
+  /// call it, also while run() or transfer() waits. Does nothing if the transport has no way to.
   virtual void break_off() {}
   /// Bytes that run() and transfer() have given to other ranks so far. Call it on the thread that
   /// calls these two.
   virtual int64_t bytes_sent() const = 0;
-  /// A sum of so many bytes, or fewer, goes whole to every other rank; larger ones go as round a
-  /// ring.
+  /// The largest sum, in bytes, that a rank sends whole to every other rank. Larger sums go as
+  /// round a ring.
   virtual int64_t largest_whole_sum() const { return 0; }
-  /// Where these bytes are counted, for summaries; by default where they leave.
+  /// The place where bytes_sent() are counted, for summaries; by default where the bytes leave.
   virtual std::string counted_in() const { return description(); }
 };
 
 /// The transports of one rank, one for each of its groups. The rank's calls follow each other,
-/// whatever group they are of: when one call has failed, later ones never come, and peers in other
-/// groups would wait for them.
+/// whatever their groups. After one call has failed, later calls never come, and peers in other
+/// groups would wait for these calls.
 class RankTransports {
  public:
   void add(const std::shared_ptr<HostTransport>& transport) {
@@ -85,17 +85,17 @@ void with_type(ElementType type, Work work) {
   }
 }
 
-/// What numbers are added in: those of 16 bits in float32, all others in their own type.
+/// The type in which numbers are added: float32 for those of 16 bits, else their own type.
 template <class T>
 using Added = decltype(T() + T());
 
-/// What turns a sum over `world_size` ranks into what was asked for: 1, or 1/W for their average.
+/// The factor that turns a sum over `world_size` ranks into the result: 1, or 1/W for the average.
 template <class T>
 Added<T> factor_of(Reduction reduction, int world_size) {
   return reduction == Reduction::sum ? 1 : Added<T>(1) / Added<T>(world_size);
 }
 
-/// sum = (a + b) factor, n numbers each; 16 bits are rounded once, at the end.
+/// sum = (a + b) factor, n numbers each. Numbers of 16 bits are rounded once, at the end.
 template <class T>
 void add_two(T* sum, const T* a, const T* b, int64_t n, Added<T> factor = 1) {
 #pragma omp simd
@@ -113,17 +113,17 @@ class NoSharedMemory : public ErrorOfKind<NoSharedMemory> {
 
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that
 /// does not do its part of a collective within `timeout_seconds` is lost. Sums have the same bits
-/// on all ranks, and in every run with the same number of ranks. connect_tcp()'s sums have these
-/// bits, too, but for sums of 16 bits over three or more ranks: here those are rounded once.
+/// on all ranks, and in every run with the same number of ranks. connect_tcp()'s sums have the same
+/// bits, except sums of 16-bit numbers over three or more ranks: here these are rounded once.
 ///
-/// Throws NoSharedMemory, on all ranks alike and with the reason of the first that has one;
+/// Throws NoSharedMemory on all ranks alike, with the reason of the first rank that has one. Throws
 /// PeerLost if a rank does not come.
 std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds);
 
 // --- TCP -----------------------------------------------------------------------------------------
 
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
-/// silent for `timeout_seconds` is lost, as is one that takes longer for a whole message.
+/// silent for `timeout_seconds`, or takes longer for a whole message, is lost.
 ///
 /// Reductions go round a ring in parts (see "The ring" in tcp_transport.cpp), so each part is added
 /// up once, in an order that the ring fixes: all ranks get the same bits, and so does every run
@@ -136,20 +136,20 @@ std::shared_ptr<HostTransport> connect_tcp(Store& store, double timeout_seconds)
 
 // --- Gloo ----------------------------------------------------------------------------------------
 
-/// Where each rank of a group leaves what the others need to connect.
+/// The place where each rank of a group leaves what the others need to connect.
 struct RendezvousStore {
   std::function<void(const std::string& key, const std::string& value)> set;
   /// Waits until some rank has set the key. Throws when that takes too long.
   std::function<std::string(const std::string& key)> get;
 };
 
-/// Why there is no Gloo: "this build has no Gloo"; empty if there is. Loads it.
+/// The reason why there is no Gloo, "this build has no Gloo"; empty if there is. Loads Gloo.
 std::string gloo_availability();
 
 /// Connects this rank with all others by `store`, over the network interface that has the address
 /// `host`. A peer that is silent for `timeout_seconds` is lost. Uses ring algorithms, so that with
-/// the same number of ranks sums have the same bits in every run. Mirrors PyTorch, whose
-/// collectives between CPU processes Gloo carries.
+/// the same number of ranks sums have the same bits in every run. Mirrors PyTorch, where Gloo
+/// carries the collectives between CPU processes.
 ///
 /// Throws EnvironmentError if there is no Gloo, PeerLost if the ranks do not find each other. A
 /// mistake that Gloo notices in its own thread (counts that differ among the ranks) ends the

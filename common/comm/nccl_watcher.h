@@ -1,5 +1,5 @@
 #pragma once
-// Who keeps a rank of NCCL's waiting for too long: a thread beside the one that makes the calls.
+// Finds who keeps a rank of NCCL's waiting for too long, on a thread beside the one that calls.
 
 #include <chrono>
 #include <condition_variable>
@@ -18,7 +18,7 @@ namespace lockstep {
 /// A call given to NCCL, or transfers that run at the same time, all on one stream.
 struct NcclCall {
   std::string what;  // "rank 0: collective 3 (all_reduce of 5 f32, sum)"
-  std::string whom;  // it waits for: "rank 1"
+  std::string whom;  // the ranks for which the call waits: "rank 1"
   Stream stream;
   FlightCall flight{};
   std::optional<Event> arrived{}, finished{};  // NCCL waits for the peers between these two
@@ -31,32 +31,32 @@ struct NcclCall {
 
   bool has_begun() const { return arrived->done(); }
   bool has_finished() const;
-  /// Tells the flight recorder what the device has come to. Whether the call has finished: asked
-  /// once, for what ends between two questions would be forgotten before it is recorded.
+  /// Tells the flight recorder how far the call has come. Returns whether it has finished. Asks
+  /// once only: a call that ended between two questions would be forgotten before it is recorded.
   bool note();
 };
 
-/// A rank waits for the others within a call of NCCL's, which first connects them, and then on the
-/// GPU: for ever if one of them does not come. The host cannot look meanwhile. So a thread looks,
-/// fifty times a second, how long the running call has lasted; where none runs, how long the oldest
-/// one on the GPU has waited, and whether NCCL has found an error. If a rank is lost, the thread
-/// throws PeerLost, which nobody catches: the program reports it and ends at once
-/// (options/report.h), by _Exit(2).
+/// Watches one rank's calls to NCCL. The rank waits for the others inside a call, which first
+/// connects them, and then on the GPU: for ever if a rank does not come. The host cannot look
+/// meanwhile. So a thread looks fifty times a second how long the running call has lasted. If no
+/// call runs, the thread looks how long the oldest call on the GPU has waited, and whether NCCL has
+/// found an error. If a rank is lost, the thread throws PeerLost, which nobody catches: the program
+/// reports the error and ends at once (options/report.h), by _Exit(2).
 ///
-/// It does not see a host that is stuck elsewhere in the driver, with a lock that its questions
-/// need.
+/// The watcher does not see a host that is stuck elsewhere in the driver, with a lock that the
+/// watcher's questions need.
 class NcclWatcher {
  public:
-  /// `gpu`: which one. `check_nccl` throws PeerLost if NCCL found an error in the background; it is
-  /// called while no call runs.
+  /// `gpu` is the GPU's number. `check_nccl` throws PeerLost if NCCL found an error in the
+  /// background; the watcher calls `check_nccl` while no call runs.
   NcclWatcher(int gpu, double timeout_seconds, std::function<void()> check_nccl);
-  /// From then on nobody watches. What has ended is recorded.
+  /// Ends the watching, and records the calls that have ended.
   ~NcclWatcher();
   NcclWatcher(const NcclWatcher&) = delete;
   NcclWatcher& operator=(const NcclWatcher&) = delete;
 
-  /// While it lives, the host is in a call of NCCL's. `late` gives the error's text, should the
-  /// call last too long; it runs on the watcher's thread.
+  /// While this object lives, the host is in a call of NCCL's. If the call lasts too long, `late`
+  /// gives the error's text, on the watcher's thread.
   class Inside {
    public:
     Inside(NcclWatcher& watcher, std::function<std::string()> late);
@@ -68,9 +68,9 @@ class NcclWatcher {
     NcclWatcher& watcher_;
   };
 
-  /// NCCL has the call.
+  /// Adds a call that NCCL has taken.
   void add(NcclCall call);
-  /// The calls that have not ended will not.
+  /// Gives up all calls that have not ended: they will not end.
   void give_up();
 
  private:

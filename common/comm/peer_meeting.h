@@ -1,8 +1,8 @@
 #pragma once
-// How every two ranks come to a connection: the higher one connects, the lower one listens, and
-// both prove to each other that they are ranks of this job. Then the listener welcomes the caller
-// by one byte. Without that byte the caller comes again: the listener may have dropped it while its
-// proof was on the way, because strangers had taken all places.
+// How every two ranks get a connection: the higher rank connects, the lower rank listens, and both
+// prove to each other that they are ranks of this job. Then the listener welcomes the caller by one
+// byte. Without that byte the caller connects again: the listener may have dropped the connection
+// while the proof was on the way, because strangers had taken all places.
 
 #include <functional>
 #include <string>
@@ -20,15 +20,15 @@ class PeerMeeting {
   /// Higher ranks come to `listener`, which they know as `where`: no other meeting has that name.
   /// The store must outlive this object.
   PeerMeeting(const Store& store, const Socket& listener, const std::string& where);
-  /// Connects to a lower rank's listener, known as `where`, and begins to prove the key. meet() may
-  /// call `connect` again, which throws EnvironmentError where nobody listens any more. Throws what
-  /// that throws, and ConnectionClosed.
+  /// add() connects to a lower rank's listener, known as `where`, and begins to prove the key.
+  /// `connect` throws EnvironmentError if nobody listens any more; meet() may call it again. add()
+  /// throws what `connect` throws, and ConnectionClosed.
   using Connect = std::function<Socket(const Deadline& deadline)>;
   void add(int lower, Connect connect, const std::string& where, const Deadline& deadline);
 
   struct Rules {
     bool own_user_only = false;  // for Unix sockets
-    /// Called now and then while it waits; throws if these ranks will not come any more.
+    /// meet() calls it now and then while it waits. Throws if these ranks will not come any more.
     std::function<void(const std::vector<int>& missing)> check_missing;
   };
   /// Returns the connections, by rank, when all have proven the key; this rank's own is closed.
@@ -43,7 +43,7 @@ class PeerMeeting {
     std::string where;
     Handshake handshake;
     bool welcome = false;
-    std::string closed{};  // why its connection was
+    std::string closed{};  // why its connection was closed
   };
   void begin(Visit& visit, const Deadline& deadline);
   void accept(const Rules& rules);

@@ -36,8 +36,8 @@ struct ProcessGroupOptions {
   std::string flight_file{};
   /// Set if the ranks are simulated: then this thread stands for one kind of them.
   std::optional<SimulatedRanks> simulated{};
-  /// As name_places()'s, if it is known before the ranks have come: then the group's errors say
-  /// places from the start.
+  /// The same as for name_places(), if known before the ranks have come. Then the group's errors
+  /// say places from the start.
   PlaceOf place_of{};
   /// The program and its options as typed, for the commands that errors propose.
   std::string program = "PROGRAM OPTIONS...";
@@ -47,9 +47,9 @@ struct ProcessGroupOptions {
 /// value that asks for something else.
 bool debug_from_environment();
 
-/// This process's place in its job. Unlike PyTorch's it has no collectives: connect() returns the
-/// Communicator that has them. Nothing waits longer than the timeout, and every error names the
-/// ranks concerned. Use it from one host thread.
+/// This process's place in its job. Unlike PyTorch's, this group has no collectives: connect()
+/// returns the Communicator that has them. Nothing waits longer than the timeout, and every error
+/// names the ranks concerned. Use the group from one host thread.
 ///
 /// With LOCKSTEP_DEBUG=collectives in the environment of all ranks, each collective begins with a
 /// comparison of the ranks' calls; not for NCCL (roll_call.h).
@@ -74,49 +74,49 @@ class ProcessGroup {
   const std::string& backend() const { return backend_; }
   /// The same with the reason: "shm (one host)".
   std::string backend_and_why() const { return fmt::format("{} ({})", backend_, why_backend_); }
-  /// What this job leaves open to strangers; empty if nothing: see TcpStore::trust().
+  /// The ways in which this job is open to strangers; empty if in none: see TcpStore::trust().
   std::string trust() const { return world_size() > 1 ? store_->trust() : ""; }
   Store& store() { return *store_; }
-  /// From now on errors of this group, of `world`, which connect() has made, and of further groups
-  /// say where ranks are among the others: "rank 3 (data 1, tensor 1)". So does the launcher.
+  /// Makes errors say where ranks are among the others: "rank 3 (data 1, tensor 1)". This holds for
+  /// this group, for `world` (made by connect()), for further groups and for the launcher.
   void name_places(const PlaceOf& place_of, Communicator& world);
-  /// This rank's; may be empty.
+  /// This rank's place among the others; may be empty.
   const std::string& place() const { return place_; }
-  /// What it has been doing.
+  /// The recorder of this rank's last calls.
   const FlightRecorder& flight() const { return *flight_; }
 
   /// Takes leave of the others, as the destructor does. Rank 0, which hosts the store, waits for
-  /// them, at most a few seconds. From then on every call that needs the others throws BadInput.
-  /// Itself throws nothing. Mirrors destroy_process_group().
+  /// them, at most a few seconds. Every later call that needs the others throws BadInput. end()
+  /// itself throws nothing. Mirrors destroy_process_group().
   void end();
 
   /// This rank's device: number local_rank of those named for its host. Throws BadInput if too few
   /// are named.
   DeviceId device_of(const std::vector<DeviceId>& ids) const;
-  /// All ranks call it, once: connects their devices. The communicator must be destroyed before the
-  /// device and the group, when all enqueued work is done. Throws what choose_backend() throws, on
-  /// all ranks, and PeerLost.
+  /// Connects the devices of all ranks. All ranks call it, once. Destroy the communicator before
+  /// the device and the group, when all enqueued work is done. Throws what choose_backend() throws,
+  /// on all ranks, and PeerLost.
   std::unique_ptr<Communicator> connect(Device& device);
-  /// A further group, of the ranks that `color_of` gives this rank's color, numbered from 0 in the
+  /// Makes a further group, of all ranks with this rank's color. They are numbered from 0 in the
   /// order of their ranks here. All ranks call it in the same order, after connect(). The calls of
-  /// different groups have no common order, so a rank that is in several groups enqueues all their
-  /// calls on one stream. Destroy the communicator as connect()'s. Throws what connect() throws.
-  /// Mirrors torch.distributed.new_group, and MPI_Comm_split, whose way of naming groups it has.
+  /// different groups have no common order, so a rank in several groups enqueues all their calls on
+  /// one stream. Destroy the communicator like connect()'s. Throws what connect() throws. Mirrors
+  /// torch.distributed.new_group, and names groups by colors as MPI_Comm_split does.
   std::unique_ptr<Communicator> new_group(Device& device,
                                           const std::function<int(int rank)>& color_of);
 
-  /// All ranks call these in the same order, any number of times. The calls go through the store:
-  /// for what is rare, or must work without a connection.
-  /// All ranks' texts, by rank. Throws PeerLost naming the ranks that did not come.
+  /// All ranks call the next functions in the same order, any number of times. These go through the
+  /// store: use them for rare things, or for those that must work without a connection.
+  /// exchange() returns all ranks' texts, by rank. Throws PeerLost naming ranks that did not come.
   std::vector<std::string> exchange(const std::string& mine);
-  /// exchange(), for code that needs nothing else of the group. The group must outlive it.
+  /// exchange(), for code that needs nothing else of the group. The group must outlive the result.
   ExchangeTexts exchanger() {
     return [this](const std::string& mine) { return exchange(mine); };
   }
   /// Each rank does its `work`. If the work fails on some ranks, it has failed on all. The first of
   /// them throws the error, and tells the launcher that this error will be reported. All other
   /// ranks throw SaidByAnother once that rank is gone. So one line reports an error, whether one
-  /// rank found it or all. Returns what this rank's work did.
+  /// rank found it or all. Returns what this rank's work returned.
   template <class Work>
   auto together(Work&& work) {
     if constexpr (std::is_void_v<decltype(work())>) {
@@ -129,8 +129,8 @@ class ProcessGroup {
   }
   /// lockstep::require_same(), reported by one rank.
   void require_same(const NamedValues& mine, const std::string& advice);
-  /// Returns when all have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come within
-  /// 300 s". What streams have queued may still run (Communicator::barrier).
+  /// Returns when all ranks have come. Throws PeerLost: "rank 0: barrier 3: rank 1 did not come
+  /// within 300 s". Work queued on streams may still run (Communicator::barrier).
   void barrier();
 
  private:
@@ -165,9 +165,9 @@ class ProcessGroup {
   int64_t exchanges_ = 0, agreements_ = 0, barriers_ = 0, groups_ = 0;  // so far
 };
 
-/// Where another rank reaches this one: at this rank's end of its connection to the store. A
-/// loopback address there is of no use to other hosts; but then this is rank 0's host, and
-/// `addresses_of_host` (of rank 0's host, as each rank reaches it) may contain a better one.
+/// The address at which other ranks reach this one: `own`, its end of its connection to the store.
+/// Other hosts cannot use a loopback address. But if `own` is one, this is rank 0's host, and
+/// `addresses_of_host` (rank 0's host, as each rank reaches it) may contain a better address.
 std::string reachable_host(const std::string& own,
                            const std::vector<std::string>& addresses_of_host);
 

@@ -5,8 +5,8 @@
 //   slot[W][2]        what each rank shows to all, in even and in odd rounds
 //   Lane[W][W]        what rank a sends to rank b
 //
-// All but the lanes grows with the number of ranks, and is there from the beginning. Of the lanes,
-// which grow with its square, the system gives only those that are used (set_lane_aside()).
+// All parts but the lanes grow with the number of ranks, and are there from the beginning. The
+// lanes grow with its square: the system gives only lanes that are used (set_lane_aside()).
 
 #include <array>
 #include <atomic>
@@ -34,9 +34,9 @@ struct RankState {
   alignas(kCacheLine) std::atomic<int> asleep{0};       // 1: it waits for a byte in its socket
 };
 
-/// Bytes from one rank to another, first in, first out. Only the sender writes `sent`, only the
-/// receiver `taken`: counts of all bytes so far. Memory to which nobody has written is all zeros:
-/// that is a lane which nobody has used.
+/// Bytes from one rank to another, first in, first out. Only the sender writes `sent`, and only the
+/// receiver writes `taken`: both count all bytes so far. Memory to which nobody has written is all
+/// zeros, and so is a lane that nobody has used.
 struct Lane {
   static constexpr size_t kBytes = 64 << 10;
   alignas(kCacheLine) std::atomic<uint64_t> sent{0};
@@ -49,8 +49,8 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free, "locks are of one proc
 /// The places of `world_size` ranks in memory at `base`, which is aligned as pages are.
 class ShmLayout {
  public:
-  /// A slot has room for a piece for each rank, and for one that the rank has reduced. They are so
-  /// small that those of two rounds stay in the cache.
+  /// A slot has room for a piece for each rank, and for one that the rank has reduced. The pieces
+  /// are so small that those of two rounds stay in the cache.
   static constexpr size_t kPiecesBytes = 256 << 10;
 
   ShmLayout(std::byte* base, int world_size) : base_(base), ranks_(size_t(world_size)) {}
@@ -59,9 +59,9 @@ class ShmLayout {
     const ShmLayout at_zero(nullptr, world_size);
     return at_zero.lanes_at() + at_zero.ranks_ * at_zero.ranks_ * sizeof(Lane);
   }
-  /// Of these, the bytes that all ranks use from the beginning: the first ones.
+  /// How many of the first bytes all ranks use from the beginning.
   static size_t used_bytes(int world_size) { return ShmLayout(nullptr, world_size).lanes_at(); }
-  /// By one rank, before the others see the memory.
+  /// Makes all ranks' states. One rank calls it, before the others see the memory.
   void begin() const {
     for (size_t r = 0; r < ranks_; ++r) new (base_ + r * sizeof(RankState)) RankState;
   }
@@ -70,7 +70,7 @@ class ShmLayout {
     return reinterpret_cast<RankState*>(base_)[static_cast<size_t>(rank)];
   }
   Lane& lane(int from, int to) const { return *reinterpret_cast<Lane*>(base_ + lane_at(from, to)); }
-  /// Where that lane begins in the memory.
+  /// The place in the memory where that lane begins, in bytes.
   size_t lane_at(int from, int to) const {
     return lanes_at() + (size_t(from) * ranks_ + size_t(to)) * sizeof(Lane);
   }
@@ -88,13 +88,13 @@ class ShmLayout {
   size_t ranks_;
 };
 
-/// One rank's view of the shared memory, and a Unix socket to every other rank. Nothing but bytes
-/// that wake a sleeping rank goes through the sockets; a socket also ends with its process, and so
-/// tells at once that a rank is gone.
+/// One rank's view of the shared memory, and a Unix socket to every other rank. The sockets carry
+/// only bytes that wake a sleeping rank. A socket also ends with its process, and so tells at once
+/// that a rank is gone.
 ///
-/// Whoever waits looks for a while, if the other rank has a core to go on; then it sleeps. Throws
+/// A rank that waits looks for a while if an awaited rank has another core; then it sleeps. Throws
 /// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or did not do
-/// what was waited for in time ("rank 2 did not answer within 5 s"). One thread at a time.
+/// its part in time ("rank 2 did not answer within 5 s"). One thread at a time.
 class ShmPeers {
  public:
   /// `sockets` by rank; this rank's own is closed.
@@ -103,32 +103,32 @@ class ShmPeers {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(sockets_.size()); }
-  /// Another rank's, as its socket was named: "rank 2".
+  /// Another rank's name, as its socket was named: "rank 2".
   const std::string& name_of(int rank) const { return sockets_[size_t(rank)].peer(); }
   void name_peers(const std::function<std::string(int rank)>& name_of) {
     for (int rank = 0; rank < world_size(); ++rank) sockets_[size_t(rank)].name_peer(name_of(rank));
   }
-  /// As HostTransport's.
+  /// As HostTransport::break_off().
   void break_off() const {
     for (const Socket& socket : sockets_) socket.shut_down();
   }
   const ShmLayout& memory() const { return memory_; }
   const Descriptor& descriptor() const { return owner_->descriptor(); }
-  /// Before this rank uses a lane for the first time. Throws EnvironmentError without memory for
-  /// it.
+  /// Gets the memory of a lane. Call it before this rank first uses the lane. Throws
+  /// EnvironmentError if there is no memory.
   void set_lane_aside(int from, int to) const {
     owner_->set_aside(memory_.lane_at(from, to), sizeof(Lane));
   }
 
-  /// Tells `peer`, should it sleep, that there is something new in the memory. Call it after the
-  /// store (release) that the peer waits to see.
+  /// Wakes `peer`, if it sleeps: there is something new in the memory. Call it after the store
+  /// (release) that the peer waits to see.
   void wake(int peer) const;
 
-  /// Who cannot go on if a rank has not come: only those that wait for that rank itself, or all
-  /// ranks.
+  /// The ranks that cannot go on if a rank is gone: only those that wait for that rank itself, or
+  /// all ranks.
   enum class Concerns { awaiting, all };
-  /// Returns when ready() is true. `awaited(r)` says whether that still depends on rank r; both
-  /// read the memory (acquire).
+  /// wait() returns when ready() is true. `awaited(r)` says whether ready() still depends on rank
+  /// r. Both read the memory (acquire).
   using Ready = std::function<bool()>;
   using Awaited = std::function<bool(int rank)>;
   void wait(const Ready& ready, const Awaited& awaited, Concerns concerns);

@@ -1,6 +1,6 @@
 #pragma once
-// TcpMesh, a TCP connection between every two ranks: what carries bytes where no library does. The
-// transport over it, connect_tcp(), is declared in host_transport.h.
+// TcpMesh: a TCP connection between every two ranks, to carry bytes where no library does. The
+// transport over the mesh, connect_tcp(), is declared in host_transport.h.
 
 #include <cstdint>
 #include <functional>
@@ -15,7 +15,7 @@ namespace lockstep {
 
 class Store;
 
-/// What one rank sends to another, or expects from it.
+/// The bytes that one rank sends to another, or expects from it.
 struct OutgoingBytes {
   int to = 0;
   std::span<const std::byte> bytes{};
@@ -25,27 +25,27 @@ struct IncomingBytes {
   std::span<std::byte> bytes{};
 };
 
-/// One rank's connections to all the others. Bytes arrive in the order in which they were sent;
-/// both sides know how many there are, since no lengths are sent. For 0 bytes nothing is sent.
+/// One rank's connections to all the others. Bytes arrive in the order in which they were sent. No
+/// lengths are sent: both sides must know how many bytes come. For 0 bytes nothing is sent.
 ///
 /// Every call throws a PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did
 /// not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all
-/// later calls throw the same, and the connections are closed: the peers that wait for this rank
-/// learn of it. One thread at a time.
+/// later calls throw the same error. The connections are closed, so peers that wait for this rank
+/// learn of the failure. One thread at a time.
 class TcpMesh {
  public:
   /// Connects all ranks of the store; returns when all of them are connected, and have proven the
   /// job's key. A store has one mesh. Throws PeerLost naming a rank that left or did not come in
-  /// time, EnvironmentError if it cannot be reached.
+  /// time, EnvironmentError if a rank cannot be reached.
   TcpMesh(Store& store, double timeout_seconds);
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
-  /// What errors call the other ranks from now on.
+  /// Sets the other ranks' names in errors from now on.
   void name_peers(const std::function<std::string(int rank)>& name_of);
-  /// As HostTransport's.
+  /// As HostTransport::break_off().
   void break_off();
-  /// What the connections have taken so far.
+  /// The bytes that the connections have taken so far.
   int64_t bytes_sent() const { return bytes_sent_; }
 
   void send(int to, std::span<const std::byte> bytes, double timeout_seconds);

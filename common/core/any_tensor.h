@@ -11,9 +11,9 @@ namespace lockstep {
 /// Throws BadInput: a tensor of this shape has other numbers than `expected`.
 [[noreturn]] void fail_type(const Shape& shape, ElementType found, ElementType expected);
 
-/// A Tensor, or a tensor of numbers of 16 bits: which of them is known when the program runs. It
-/// is what a layer takes and gives. Weights, their gradients, sums and losses are Tensors always.
-/// Each kind becomes an AnyTensor unasked. An AnyTensor becomes a Tensor unasked, too, and throws
+/// A Tensor, or a tensor of numbers of 16 bits; the program chooses which when it runs. Layers take
+/// and give AnyTensors. Weights, their gradients, sums and losses are Tensors always. Either kind
+/// becomes an AnyTensor implicitly. An AnyTensor becomes a Tensor implicitly, too, and throws
 /// BadInput if its numbers are not Real.
 class AnyTensor {
  public:
@@ -39,8 +39,8 @@ class AnyTensor {
   size_t bytes() const { return shape_.bytes(size_t(size_of(type_))); }
   Stream home() const { return buffer_->home(); }
   void* data() const { return static_cast<char*>(buffer_->data()) + offset_ * size_of(type_); }
-  /// data() for an operation of this stream, as BasicTensor::on(); of numbers T. Throws BadInput if
-  /// the numbers are others.
+  /// data() for an operation of this stream, as BasicTensor::on(). With a type T, throws BadInput
+  /// if the numbers have another type.
   void* on(Stream s) const {
     if (&home().device() != &s.device()) fail_elsewhere(shape_, home(), s);
     return data();

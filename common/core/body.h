@@ -1,6 +1,6 @@
 #pragma once
-// What stands before a function that two compilers compile: g++ for CPU devices, nvcc for GPUs. A
-// backend whose processor needs something else defines this macro before it includes such functions
+// The words before each function that two compilers compile: g++ for CPU devices, nvcc for GPUs. A
+// backend whose processor needs other words defines this macro before it includes such functions
 // (kernels/cuda/launch.cuh).
 
 #ifndef LOCKSTEP_BODY

@@ -20,21 +20,21 @@ namespace lockstep {
 class CpuStream : public StreamBackend {
  public:
   CpuStream(Device& device, std::string name);
-  /// Runs what is still queued, joins the worker, and blocks until no other stream, of this device
-  /// or another, has a wait for an event of this one before it.
+  /// Runs what is still queued and joins the worker. Then blocks until no other stream, of this
+  /// device or another, still has to wait for an event of this stream.
   ~CpuStream() override;
 
-  /// Enqueues `body` as one operation named `op` (a literal). Like a kernel launch it captures raw
-  /// pointers and values, never a Tensor or a Stream. An exception that leaves it poisons the
-  /// stream: later operations are skipped.
+  /// Enqueues `body` as one operation named `op` (a literal). Like a kernel launch, `body` captures
+  /// raw pointers and values, never a Tensor or a Stream. An exception that leaves `body` poisons
+  /// the stream: later operations are skipped.
   void enqueue(const char* op, std::function<void()> body);
   /// The same for work that must happen even on a poisoned stream: events, times, waits, frees. A
   /// collective is a host_task(), which a poisoned stream skips.
   void enqueue_control(const char* op, std::function<void()> body);
-  /// What the worker thread keeps between tasks (an engine and its workspaces). Only tasks may
-  /// touch it; it is destroyed by the worker before it ends.
+  /// The state that the worker thread keeps between tasks (an engine and its workspaces). Only
+  /// tasks may touch it. The worker destroys this state before the worker ends.
   std::shared_ptr<void>& worker_state() { return worker_state_; }
-  /// Counts memory that a task takes itself (gives back: negative). Only tasks may call it.
+  /// Counts bytes that a task itself has taken (negative: given back). Only tasks may call this.
   void count_workspace(int64_t change);
 
   uint64_t record() override;

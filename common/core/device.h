@@ -25,7 +25,7 @@ struct DeviceId {
   enum class Kind { cpu, cuda, sim };
   Kind kind = Kind::cpu;
   int index = 0;
-  // Of a simulated device: its rates (kernels/sim/profile.h), and how many its host has.
+  // For simulated devices: rates (kernels/sim/profile.h), and how many devices their host has.
   std::string profile{};
   int beside = 1;
 
@@ -39,9 +39,9 @@ struct DeviceId {
 std::vector<DeviceId> parse_devices(std::string_view list);
 
 /// Bytes in use on one device, and their peak. Every allocation counts: parameters, activations,
-/// and the workspaces of libraries. Buffers count when the host asks for them (in stream order), so
-/// that the peak is the same in every run; a trace has them when their stream comes to them, beside
-/// its other work (StreamBackend::memory_changes). Relaxed: counters must not order anything else.
+/// and the workspaces of libraries. A buffer counts when the host asks for it (in stream order), so
+/// that the peak is the same in every run. A trace shows the buffer when its stream reaches the
+/// allocation (StreamBackend::memory_changes). Relaxed: counters must not order anything else.
 class MemoryCounter {
  public:
   void add(int64_t bytes);
@@ -78,8 +78,8 @@ class Device {
   std::string name() const { return id_.name(); }
   /// For the summary: "cpu (oneDNN, 1 thread)", "cuda (NVIDIA H100)".
   virtual std::string description() const = 0;
-  /// Which piece of hardware of its host this is: the UUID of a GPU, since two processes may know
-  /// the same GPU by different names.
+  /// Identifies the hardware within its host: the UUID of a GPU, since two processes may know the
+  /// same GPU by different names.
   virtual std::string hardware() const { return name(); }
 
   /// A new stream of this device; `name` is its lane in the trace.
@@ -87,27 +87,27 @@ class Device {
   /// The operations of this device (kernels/kernels.h).
   virtual Kernels& kernels() = 0;
   /// Host memory for asynchronous copies to and from this device (page-locked on CUDA, plain on the
-  /// CPU). Freeing it waits for what the device's streams have queued; it must be freed before the
-  /// device.
+  /// CPU). Freeing the memory waits for what the device's streams have queued. The memory must be
+  /// freed before the device.
   virtual std::shared_ptr<void> allocate_host(size_t bytes) = 0;
-  /// What an out-of-memory error adds to its sizes: "; 1.5 of the GPU's 81079.0 MiB are free".
+  /// Text that an out-of-memory error adds to its sizes: "; 1.5 of the GPU's 81079.0 MiB are free".
   virtual std::string memory_note() const { return {}; }
 
   /// Whether kernels compute. Those of a simulated device only take their time (kernels/sim/).
   virtual bool computes() const { return true; }
-  /// Bytes of memory that a simulated device would have, where more can be allocated; else 0.
+  /// Bytes of memory of the device that is simulated; more can be allocated. 0 for other devices.
   virtual int64_t simulated_memory() const { return 0; }
   /// The clock of the host that works with this device, ns.
   virtual int64_t now_ns() const { return steady_ns(); }
-  /// The host has made a batch of so many samples, which takes its time where that is simulated.
+  /// Tells that the host has made a batch of so many samples. A simulated host's clock moves on.
   virtual void made_batch(int64_t /*samples*/) {}
-  /// Throws BadInput, with the tensor's shape, if there are no values that the host could read at
-  /// `data`; `floating`: fractions, not whole numbers.
+  /// Throws BadInput, with the tensor's shape, if the host could read no values at `data`.
+  /// `floating`: the values are fractions, not whole numbers.
   virtual void require_readable(const void* /*data*/, const Shape&, bool /*floating*/) const {}
 
   MemoryCounter& memory() { return memory_; }
-  /// Of that, the workspaces of libraries on a CPU. A GPU's count as other memory, and a simulated
-  /// device has none.
+  /// The part of memory() that workspaces of libraries take on a CPU. A GPU's workspaces count as
+  /// other memory, and a simulated device has none.
   MemoryCounter& workspaces() { return workspaces_; }
   const DeviceOptions& options() const { return options_; }
   const std::vector<std::unique_ptr<StreamBackend>>& streams() const { return streams_; }

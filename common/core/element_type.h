@@ -46,7 +46,7 @@ auto with_sixteen_bits(ElementType type, Work work) {
   return type == ElementType::fp16 ? work(Fp16()) : work(Bf16());
 }
 
-/// What layers compute, keep for backward and hand on: Real, or numbers of 16 bits.
+/// The numbers that layers compute, keep for backward and hand on: Real, or numbers of 16 bits.
 enum class Precision { real, bf16, fp16 };
 constexpr auto words_of(Precision) {
   return std::array{sizeof(Real) == 4 ? "float32" : "float64", "bf16", "fp16"};

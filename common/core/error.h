@@ -30,7 +30,7 @@ class Error : public std::runtime_error {
   [[noreturn]] virtual void throw_within(const std::string& place) const = 0;
 };
 
-/// What all kinds of errors share.
+/// The part that all kinds of errors share.
 template <class Kind>
 class ErrorOfKind : public Error {
  public:
@@ -72,7 +72,7 @@ class PeerLost : public ErrorOfKind<PeerLost> {
   int exit_status() const override { return 2; }
 };
 
-/// Another rank reports the error: this one ends with the same status and prints nothing.
+/// Another rank reports the error: this rank ends with the same status and prints nothing.
 class SaidByAnother : public Error {
  public:
   SaidByAnother(const std::string& text, int status) : Error(text), status_(status) {}

@@ -1,6 +1,6 @@
 #pragma once
-// What CPU devices take of the host: cores on which threads compute, memory for their numbers, and
-// the time.
+// The resources of the host that CPU devices use: cores on which threads compute, memory for their
+// numbers, and the time.
 
 #include <array>
 #include <chrono>
@@ -10,21 +10,21 @@
 
 namespace lockstep {
 
-/// By their numbers, in order.
+/// Cores by their numbers, in order.
 using Cores = std::vector<int>;
 
 /// The cores that the calling thread may use; empty if the machine has more than can be named.
 Cores usable_cores();
 
-/// Part number `share` of `shares` equal parts of the cores that the calling thread may use; what
-/// does not divide is left over. Empty where a part has fewer cores than `threads`.
+/// Part number `share` of `shares` equal parts of the cores that the calling thread may use. Cores
+/// left over belong to no part. Empty if a part has fewer cores than `threads`.
 Cores share_of_cores(int share, int shares, int threads);
 
 /// The calling thread, and the threads that it starts from now on, keep to these cores. If there
 /// are none, everything stays as it is.
 void keep_to(const Cores& cores);
 
-/// Tells the core that this is a loop that waits.
+/// Tells the core that this loop only waits.
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -43,8 +43,8 @@ inline int64_t steady_ns() {
 void* allocate_aligned(size_t bytes);
 void release_aligned(void* memory);
 
-/// What an error adds where the system gave no memory: "; ulimit -v is 200000 KiB here: raise it",
-/// or, without such a limit, the other place to look at. Asks for no memory itself.
+/// The text for an error after the system gave no memory: "; ulimit -v is 200000 KiB here: raise
+/// it". Without such a limit it names the other place to look at. Allocates no memory itself.
 std::array<char, 80> memory_limit_note();
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// `text` as a whole number from `least` to `most`: all of it, no prefix. Nothing if it is none.
+/// All of `text` as a whole number from `least` to `most`; nothing if it is no such number.
 std::optional<int64_t> read_whole(std::string_view text, int64_t least, int64_t most);
 /// The same, or throws BadInput: "NAME=text: expected a whole number from 0 to 1", with `why` after
 /// it.
@@ -28,7 +28,7 @@ concept Choice = std::is_enum_v<T> && requires(T value) {
 
 /// "loader, sampler or file"
 std::string alternatives(std::span<const char* const> words);
-/// Which of the words this is. Throws BadInput: "--order: found 'random', expected loader, ..."
+/// The index of `word` in `words`. Throws BadInput: "--order: found 'random', expected loader, ..."
 size_t find_word(std::span<const char* const> words, std::string_view word,
                  const std::string& what);
 
@@ -37,7 +37,7 @@ std::string name_of(T value) {
   return words_of(value).at(static_cast<size_t>(value));
 }
 
-/// The value with this word. Throws BadInput, which begins with `what`.
+/// The value with this word. Throws BadInput with a text that begins with `what`.
 template <Choice T>
 T choice_of(std::string_view word, const std::string& what) {
   return static_cast<T>(find_word(words_of(T()), word, what));

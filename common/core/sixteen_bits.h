@@ -7,9 +7,9 @@
 //   fp16       1       5         10      65504         6.1e-5             3.3
 //
 // bf16 is the upper half of a float32: the same range, with few digits. fp16 has more digits, in a
-// range that gradients leave. Either becomes a float32 exactly. A float32 is rounded to the nearest
-// of them, in the middle between two to the one whose last bit is 0, and beyond the largest to
-// infinity: bit for bit as by PyTorch's BFloat16 and Half (c10/util/BFloat16.h and Half.h).
+// range that gradients leave. Both become a float32 exactly. A float32 is rounded to the nearest
+// number; halfway between two, to the one whose last bit is 0; beyond the largest, to infinity.
+// PyTorch's BFloat16 and Half round the same, bit for bit (c10/util/BFloat16.h and Half.h).
 
 #include <cstdint>
 #include <cstring>
@@ -35,7 +35,7 @@ LOCKSTEP_BODY float float_of(uint32_t bits) {
 constexpr uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;  // of a float32
 
 /// `bits` without the last `count` of them, rounded to nearest even. A carry out of the fraction
-/// goes into the exponent: the next number, and after the largest one infinity.
+/// goes into the exponent: this gives the next number, and infinity after the largest.
 LOCKSTEP_BODY uint32_t without_last(int count, uint32_t bits) {
   const uint32_t odd = bits >> count & 1, just_below_half = (1u << (count - 1)) - 1;
   return (bits + just_below_half + odd) >> count;
@@ -72,7 +72,7 @@ LOCKSTEP_BODY float from_fp16(uint16_t bits) {
 
 }  // namespace sixteen_bits
 
-// What widens is exact, and happens unasked. What rounds is an assignment, or written down. An
+// Widening is exact and implicit. Rounding needs an assignment or an explicit constructor. An
 // assignment writes the bits, since g++ vectorises no loop that copies a struct.
 
 struct Bf16 {

@@ -27,7 +27,7 @@ class Event {
  public:
   /// True once everything enqueued before the event has run. Never blocks.
   bool done() const;
-  /// Blocks the host until then; rethrows the stream's first error.
+  /// Blocks the host until done() is true; rethrows the stream's first error.
   void synchronize() const;
 
  private:
@@ -84,20 +84,20 @@ class Stream {
   Event record() const;
   /// The same, with the time at which the stream reaches it.
   TimedEvent record_time() const;
-  /// What is enqueued from now on starts after `event`; the host does not wait
+  /// Work that is enqueued from now on starts after `event`; the host does not wait
   /// (cudaStreamWaitEvent).
   /// An error of the event's stream becomes this stream's error. If that stream is on another
   /// device, the error becomes a PeerLost that names the device.
   void wait(const Event& event) const;
-  /// Blocks the host until the stream has run dry. Rethrows the first error; it stays: a stream
-  /// that failed once skips all later work (a "sticky" error of CUDA).
+  /// Blocks the host until all enqueued work has run. Rethrows the first error. The error stays: a
+  /// stream that failed once skips all later work (a "sticky" error of CUDA).
   void synchronize() const { record().synchronize(); }
   /// Enqueues a copy of bytes between host and device memory in any direction. Both sides must
   /// live, and the source stay unchanged, until an event after the copy is done.
   void copy(void* to, const void* from, size_t bytes) const;
 
   /// From here on operations and copies are recorded instead of run; recording events is refused
-  /// (cudaStreamBeginCapture). What buffers give back stays with the graph, which may use it.
+  /// (cudaStreamBeginCapture). Memory that buffers free stays with the graph, which may use it.
   void begin_capture() const;
   /// Ends the recording (cudaStreamEndCapture, cudaGraphInstantiate).
   std::unique_ptr<Graph> end_capture() const;
@@ -110,7 +110,7 @@ class Stream {
   StreamBackend* backend_;
 };
 
-/// Names what is enqueued while it lives, for the trace (an NVTX range on CUDA).
+/// Names the work that is enqueued while this object lives, for the trace (an NVTX range on CUDA).
 class ScopedRange {
  public:
   ScopedRange(Stream stream, std::string_view name);

@@ -45,8 +45,8 @@ class Buffer {
 };
 
 /// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
-/// from a file: what multiplies extents throws BadInput, naming the shape, where one is negative or
-/// the number does not fit in 63 bits. That also holds if another extent is 0 (as in NumPy).
+/// from a file: functions that multiply extents throw BadInput, naming the shape, if an extent is
+/// negative or the product needs more than 63 bits, even if another extent is 0 (as in NumPy).
 class Shape {
  public:
   Shape() = default;
@@ -59,7 +59,7 @@ class Shape {
   int64_t elements() const { return product(0); }
   /// Elements of one row: the product of all extents after the first, even if there are no rows.
   int64_t row_elements() const { return product(1); }
-  /// Memory of as many elements of `element` bytes.
+  /// Bytes of memory for all elements, if one has `element` bytes.
   size_t bytes(size_t element) const;
   const std::vector<int64_t>& extents() const { return extents_; }
   /// "[64, 28, 28, 1]"
@@ -73,7 +73,7 @@ class Shape {
 
 /// Throws BadInput, naming both shapes, unless they have the same number of elements.
 void require_same_elements(const Shape& found, const Shape& expected);
-/// Throws BadInput unless [first, first + count) lies within `extent`, of `what` in `shape`.
+/// Throws BadInput unless [first, first + count) lies within `extent`; names `what` and `shape`.
 void require_within(const char* what, int64_t first, int64_t count, int64_t extent,
                     const Shape& shape);
 /// Throws BadInput unless a tensor of this shape holds `count` values.
@@ -115,8 +115,8 @@ class BasicTensor {
   Stream home() const { return buffer_->home(); }
   T* data() const { return static_cast<T*>(buffer_->data()) + offset_; }
   /// data() for an operation of this stream. Throws BadInput, naming both devices, if the tensor is
-  /// on another one: CPU devices share one address space, and a copy that was forgotten would go
-  /// unnoticed on them.
+  /// on another device. CPU devices share one address space: on them a forgotten copy would go
+  /// unnoticed.
   T* on(Stream s) const {
     if (&home().device() != &s.device()) fail_elsewhere(shape_, home(), s);
     return data();

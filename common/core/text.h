@@ -2,9 +2,9 @@
 // Text from outside, and text for people: all that a program writes to stdout and stderr goes
 // through here.
 //
-// Names in it come from files, command lines and other processes. What a terminal would take for an
-// order, or a reader for another text than the one that is there, is shown as \x1b. Lists in error
-// lines are short, however long the original is.
+// Names in it come from files, command lines and other processes. Characters that a terminal would
+// obey, or that make the text look like another one, are shown as \x1b. Lists in error lines are
+// short, however long the original is.
 
 #include <fmt/core.h>
 
@@ -30,13 +30,13 @@ std::size_t find_invalid_utf8(std::string_view text);
 
 inline bool is_valid_utf8(std::string_view text) { return find_invalid_utf8(text) == text.size(); }
 
-/// `text` in which each byte of a control character (but for tab and newline), of a mark that turns
-/// the direction of writing or ends a line, or of nothing that is UTF-8, is its number: "\x1b[2J".
+/// `text` with the bytes that mislead shown as numbers, "\x1b[2J": control characters (but for tab
+/// and newline), marks that turn the direction of writing or end a line, and what is not UTF-8.
 std::string printable(std::string_view text);
 /// The same on one line: newlines become spaces.
 std::string on_one_line(std::string_view text);
 
-/// Writes to stdout, as fmt::print() does, what printable() makes of the text.
+/// Writes to stdout, as fmt::print() does, but first makes the text printable().
 template <class... Args>
 void print_clean(fmt::format_string<Args...> format, Args&&... args) {
   fmt::print("{}", printable(fmt::format(format, std::forward<Args>(args)...)));
@@ -45,7 +45,7 @@ void print_clean(fmt::format_string<Args...> format, Args&&... args) {
 /// Writes "warning: " and the text to stderr, on one line.
 void warn(std::string_view text);
 
-/// At most 100 bytes of a text, or `most`, on one line. Cut between characters where it is UTF-8.
+/// At most `most` bytes of a text, on one line. UTF-8 is cut between characters.
 std::string shortened(std::string text, size_t most = 100);
 
 constexpr double mebibytes(std::int64_t bytes) { return double(bytes) / (1 << 20); }
@@ -74,8 +74,13 @@ std::string name_ranks(const Ranks& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
 }
 
-/// Where a rank is among the others: "data 1, tensor 1"; may be empty.
+/// The place of a rank among the others: "data 1, tensor 1"; may be empty.
 using PlaceOf = std::function<std::string(int rank)>;
+
+/// A rank with its place: "rank 1 (data 0, tensor 1)", or "rank 1" where the place is empty.
+inline std::string name_rank(int rank, std::string_view place) {
+  return place.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, place);
+}
 
 /// Ranks with their places: "rank 1 (data 0, tensor 1), rank 3 (data 1, tensor 1)". Without
 /// `place_of` as above.
@@ -83,11 +88,7 @@ template <class Ranks>
 std::string name_ranks(const Ranks& ranks, const PlaceOf& place_of) {
   if (!place_of) return name_ranks(ranks);
   std::vector<std::string> names;
-  for (const int rank : ranks) {
-    const std::string place = place_of(rank);
-    names.push_back(place.empty() ? fmt::format("rank {}", rank)
-                                  : fmt::format("rank {} ({})", rank, place));
-  }
+  for (const int rank : ranks) names.push_back(name_rank(rank, place_of(rank)));
   return listed(names);
 }
 

@@ -16,9 +16,9 @@ struct BatchPart {
   friend bool operator==(const BatchPart&, const BatchPart&) = default;
 };
 
-/// As torch.chunk divides a batch of 1 or more samples, and so DataParallel scatters it: ceil(B/D)
-/// consecutive samples each until none is left, in order. So the last part may be smaller, and
-/// there may be fewer parts than asked for; none is empty.
+/// Divides a batch of 1 or more samples as torch.chunk does, and so as DataParallel scatters it:
+/// each part gets the next ceil(B/D) samples until none is left. So the last part may be smaller,
+/// and there may be fewer parts than asked for. No part is empty.
 std::vector<BatchPart> chunk_parts(int64_t batch_size, int64_t parts);
 
 /// How a batch is divided. Empty parts are left out, but an empty batch is one part.
@@ -34,14 +34,14 @@ struct BatchSplit {
   /// micro: keep empty parts, too, so that ranks with smaller batches make as many passes as the
   /// others.
   bool keep_empty = false;
-  /// micro: that many ranks, to which the batch is dealt, cut their samples. Micro-batch m has
-  /// those of all ranks' micro-batch m.
+  /// micro: the batch is dealt to so many ranks, and each rank cuts its samples. Micro-batch m has
+  /// the samples of micro-batch m of all ranks.
   int64_t ranks = 1;
 
   std::vector<BatchPart> divide(int64_t batch_size) const;
 
-  /// "none", "chunk:D", "stride:W", "micro:M" or, of W ranks, "micro:MxW", with numbers from 1 to
-  /// 1024; else throws BadInput.
+  /// Reads "none", "chunk:D", "stride:W", "micro:M" or, for W ranks, "micro:MxW", with numbers from
+  /// 1 to 1024. Throws BadInput for any other text.
   static BatchSplit from(std::string_view text);
   std::string text() const;
   friend bool operator==(const BatchSplit&, const BatchSplit&) = default;

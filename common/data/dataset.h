@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// What a loader reads from: a number of equally large labelled images, any of which can be read at
-/// any time. `torch.utils.data.Dataset` with __len__ and __getitem__.
+/// The source that a loader reads: equally large labelled images, each of which can be read at any
+/// time. Mirrors `torch.utils.data.Dataset` with __len__ and __getitem__.
 class ImageSource {
  public:
   virtual ~ImageSource() = default;

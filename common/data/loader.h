@@ -32,9 +32,9 @@ std::shared_ptr<void> allocate_host(size_t bytes);
 struct BatchBuffer;  // memory of one batch
 class BatchPool;
 
-/// One batch, or another owner of it. When the last owner is gone, the memory returns to the pool
-/// and is written again: keep an owner until the last copy from the batch has ended. A batch may
-/// outlive its loader.
+/// A batch. A copy of a HostBatch is another owner of the same memory. When the last owner is gone,
+/// the memory returns to the pool and is written again: keep an owner until the last copy from the
+/// batch has ended. A batch may outlive its loader.
 struct HostBatch {
   int64_t index = 0;                ///< number of the batch in its epoch
   int64_t size = 0;                 ///< samples
@@ -88,11 +88,11 @@ class DataLoader {
   /// Goes to batch `first_batch` of epoch `epoch`; the rest of an unfinished epoch is dropped.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
 
-  /// The next batch, or nullopt at the end of the epoch. Rethrows what a worker's read() threw,
-  /// keeping the kind of error and putting the worker's number before its message; by then all
-  /// workers are joined and begin_epoch() must be called before the next batch. Throws
-  /// EnvironmentError when the batch did not come within timeout_seconds, or when the consumer kept
-  /// max_held batches for so long (60 s if there is no timeout) that it must be waiting for itself.
+  /// The next batch, or nullopt at the end of the epoch. Rethrows an error of a worker's read() as
+  /// the same kind, with the worker's number before the message. By then all workers are joined;
+  /// call begin_epoch() before the next batch. Throws EnvironmentError if the batch did not come
+  /// within timeout_seconds. Also throws it if the consumer kept max_held batches for so long (60 s
+  /// if there is no timeout) that the consumer must be waiting for itself.
   std::optional<HostBatch> next();
 
   /// The most batches that were ever started and not yet handed out at one time: at most
@@ -114,9 +114,9 @@ class DataLoader {
   void work(int worker);
   int64_t first_batch_of(int worker) const;
   bool wait_for_epoch(int worker, int64_t& epochs_seen);
-  /// The prefetch bound: waits until `batch` is one of the window_ batches from next_batch_ on,
-  /// woken by turn_[worker]. Counts it as in flight, and remembers the most. False, at once, if the
-  /// epoch is cancelled: then it counts nothing.
+  /// Enforces the prefetch bound: waits until `batch` is one of the window_ batches from
+  /// next_batch_ on; turn_[worker] wakes the worker. Counts the batch as in flight, and remembers
+  /// the most. Returns false at once, without counting, if the epoch is cancelled.
   bool wait_for_turn(int worker, int64_t batch);
   void hand_over(int64_t batch, Made made);
 

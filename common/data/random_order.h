@@ -26,7 +26,7 @@ enum class OrderKind {
 };
 constexpr auto words_of(OrderKind) { return std::array{"loader", "sampler", "file"}; }
 
-/// What `torch.utils.data.Sampler` is to a DataLoader: it says which sample comes when.
+/// The counterpart of `torch.utils.data.Sampler`: says which sample comes when.
 class EpochOrder {
  public:
   virtual ~EpochOrder() = default;

@@ -20,17 +20,17 @@ namespace lockstep::safetensors {
 /// `metadata` with the tensors' checksums, and zeros in place of the header's. Throws BadInput for
 /// text under a key that is reserved for checksums.
 Metadata with_checksums(Metadata metadata, std::span<const TensorEntry> tensors);
-/// Takes a header (and the length before it) that with_checksums() prepared and puts its checksum
-/// in. Returns the digits.
+/// Puts the checksum into a header that with_checksums() prepared (and the length before it).
+/// Returns the digits.
 std::string seal_header(std::span<std::byte> header);
 
-/// What a file says of its own checksums: 8 hexadecimal digits each.
+/// The checksums that a file states for itself: 8 hexadecimal digits each.
 struct FileChecksums {
   std::string header{};                // "" for a file without checksums
   std::vector<std::string> tensors{};  // in the order of the names; empty for such a file
 };
-/// Takes the checksums out of `metadata` and compares the header's. Throws BadInput, naming `what`,
-/// what was found and what expected, if that is wrong, or a checksum is missing or of no tensor.
+/// Takes the checksums out of `metadata` and compares the header's. Throws BadInput if that one is
+/// wrong, or if a checksum is missing or of no tensor. Errors name `what`, found and expected.
 FileChecksums take_checksums(std::span<const std::byte> header, std::span<const std::string> names,
                              Metadata& metadata, const std::string& what);
 /// Throws BadInput unless the bytes of tensor `name` have the checksum `expected`.

@@ -12,9 +12,9 @@
 
 namespace lockstep {
 
-/// The file that a path given by a user means: where its symbolic links lead, whether or not a file
-/// is there. What replaces a file by a rename must know, since the rename would replace the link.
-/// `path` itself where links lead in a circle.
+/// The file that a user's path means: the end of its symbolic links, even if no file is there. Code
+/// that replaces a file by a rename needs this, since the rename would replace the link. Returns
+/// `path` itself if the links lead in a circle.
 std::filesystem::path followed(const std::filesystem::path& path);
 
 /// The most bytes that a file's name may have in this directory; 255 on most file systems.
@@ -31,7 +31,7 @@ class InputFile {
   explicit InputFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
-  /// When it was opened.
+  /// Bytes in the file when it was opened.
   std::uint64_t size() const { return size_; }
   /// Fills `bytes` from byte `at` on. Throws EnvironmentError if reading fails.
   void read(std::uint64_t at, std::span<std::byte> bytes) const;
@@ -48,7 +48,7 @@ std::vector<std::byte> read_file(const std::filesystem::path& path);
 
 /// Writes the pieces, one after another, as the file `path`, replacing an older one.
 ///
-/// The order of steps is what makes it safe:
+/// The order of steps makes it safe:
 ///   - create a temporary file *in the same directory* (a rename across file systems is a copy),
 ///   - write, then fsync it: otherwise the rename may reach the disk before the data,
 ///   - rename it over `path`: atomic, readers see the old or the new file,
@@ -63,8 +63,8 @@ void write_file_atomically(const std::filesystem::path& path,
                            std::span<const std::span<const std::byte>> pieces);
 
 /// Makes a directory, and any missing ones above it, durably (fsync of the directory that holds
-/// each). Returns those that it made, the deepest first. Throws EnvironmentError if it cannot be
-/// made or nothing may be written in it.
+/// each). Returns the directories that it made, the deepest first. Throws EnvironmentError if the
+/// directory cannot be made or nothing may be written in it.
 std::vector<std::filesystem::path> make_directory(const std::filesystem::path& directory);
 
 /// Removes a file, and makes sure that a power cut does not bring it back (fsync of the directory).

@@ -14,13 +14,13 @@ namespace lockstep {
 /// The value written in `text`. Throws nlohmann::json::parse_error.
 nlohmann::json parse_json(std::string_view text);
 
-/// The same for text of unknown origin, `what` for errors. Throws BadInput for what is not JSON,
-/// for an object with the same key twice (of which a parser keeps one), and for values within more
+/// The same for text of unknown origin, which errors call `what`. Throws BadInput if it is no JSON,
+/// if an object has the same key twice (a parser keeps one of them), or if values are within more
 /// than `deepest` objects and arrays. Linear time.
 nlohmann::json parse_strictly(std::string_view text, const std::string& what, size_t deepest);
 
-/// A number of a file: throws BadInput, naming `what`, unless it is a whole number, written as
-/// such, from `low` to `high`.
+/// Reads a number of a file. Throws BadInput, naming `what`, unless it is a whole number, written
+/// as such, from `low` to `high`.
 int64_t whole_number(const nlohmann::json& value, const std::string& what, int64_t low,
                      int64_t high);
 
@@ -30,7 +30,7 @@ std::string clipped(std::string_view text, size_t limit = 80);
 /// `text` clipped, as a JSON string, so that it stays on one line whatever it contains.
 std::string in_quotes(std::string_view text);
 
-/// Writes one JSON value and a line end, atomically, to where links lead. Throws EnvironmentError.
+/// Writes one JSON value and a line end, atomically; follows links. Throws EnvironmentError.
 void write_json(const std::string& path, const nlohmann::json& value);
 
 }  // namespace lockstep

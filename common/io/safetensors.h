@@ -28,7 +28,7 @@ namespace lockstep {
 
 /// Element types under the names that the format gives them, whole bytes only. The order is that of
 /// the reference implementation (`Dtype` in its tensor.rs): ascending alignment. The writer sorts
-/// by it, so it decides the bytes of every file we write.
+/// by this order, which therefore decides the bytes of every file we write.
 enum class DType : std::uint8_t {
   BOOL,
   U8,
@@ -80,7 +80,7 @@ using Metadata = std::map<std::string, std::string>;
 /// Whether a file protects itself against flipped bits (checksums.h).
 enum class Checksums { none, crc32 };
 
-/// A file in memory: owns, once, the bytes that the entries view. Move-only for that reason.
+/// A file in memory. Owns the only copy of the bytes that the entries view, and so is move-only.
 class SafetensorsFile {
  public:
   SafetensorsFile(std::vector<std::byte> bytes, std::vector<TensorEntry> tensors, Metadata metadata,
@@ -92,9 +92,9 @@ class SafetensorsFile {
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;
 
-  /// In the order of their bytes.
+  /// The tensors in the order of their bytes.
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
-  /// Without the checksums.
+  /// The free text without the checksums.
   const Metadata& metadata() const { return metadata_; }
   /// Whether the file had checksums, which were right; PyTorch's files have none.
   Checksums checksums() const {
@@ -158,11 +158,11 @@ class SafetensorsStream {
   /// The tensor with that name, or null.
   const StoredTensor* find(std::string_view name) const;
 
-  /// The bytes of one of tensors(). Throws BadInput if they have not the checksum that the header
-  /// says, EnvironmentError where reading fails.
+  /// The bytes of one of tensors(). Throws BadInput if the header says another checksum than they
+  /// have, EnvironmentError if reading fails.
   std::vector<std::byte> read(const StoredTensor& tensor) const;
   /// Fills `bytes` with the tensor's elements from element `first` on. A checksum is of the whole
-  /// tensor: a part is not verified. Throws BadInput if there are not so many.
+  /// tensor, so a part is not verified. Throws BadInput if the tensor has too few elements.
   void read(const StoredTensor& tensor, std::uint64_t first, std::span<std::byte> bytes) const;
 
  private:
@@ -174,9 +174,9 @@ class SafetensorsStream {
   std::vector<std::string> checksums_;  // of the tensors, in their order; empty: none
 };
 
-/// The canonical file of these tensors, whatever their order: sorted by dtype, largest alignment
-/// first (so that every tensor is aligned), then by name; `__metadata__`, unless empty, first; the
-/// header padded with spaces to a multiple of 8. Throws BadInput if a name occurs twice, is
+/// The canonical file of these tensors, whatever their order. Tensors are sorted by dtype, largest
+/// alignment first (so that every tensor is aligned), then by name. `__metadata__` comes first, if
+/// not empty. Spaces pad the header to a multiple of 8. Throws BadInput if a name occurs twice, is
 /// "__metadata__" or not UTF-8, if bytes and shape disagree, or if the header gets too large.
 std::vector<std::byte> serialize_safetensors(std::span<const TensorEntry> tensors,
                                              const Metadata& metadata = {},

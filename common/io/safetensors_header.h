@@ -18,7 +18,7 @@ inline constexpr std::size_t kLengthBytes = 8;          // the header's length, 
 inline constexpr std::size_t kMaxHeader = 100'000'000;  // bytes, as in the reference reader
 inline constexpr std::size_t kAlignment = 8;            // of the first tensor, in the file
 inline constexpr const char* kMetadataKey = "__metadata__";
-/// How many of a file's first bytes tell other formats: where tar has its mark ends before.
+/// The number of a file's first bytes that tell other formats: tar has its mark within them.
 inline constexpr std::size_t kTellingBytes = 512;
 
 /// Bytes of a tensor of that shape; nothing if the number does not fit in 64 bits. Like the
@@ -26,9 +26,9 @@ inline constexpr std::size_t kTellingBytes = 512;
 /// Dimensions must not be negative.
 std::optional<std::uint64_t> tensor_bytes(std::span<const std::int64_t> shape, DType dtype);
 
-/// Rules 1 to 3 of parse_safetensors(): N, from the `first` bytes of a file of `size` bytes, as
-/// many of them as there are up to kTellingBytes. A file of another format, which users give where
-/// safetensors are expected, is refused with what it is and how to make safetensors of it.
+/// Applies rules 1 to 3 of parse_safetensors() to a file of `size` bytes; returns N. `first` is the
+/// file's first kTellingBytes, or all its bytes if there are fewer. Refuses files of other formats
+/// that users give by mistake: the error says what they are and how to make safetensors of them.
 std::size_t header_length(std::span<const std::byte> first, std::uint64_t size,
                           const std::string& what);
 
@@ -39,8 +39,8 @@ struct Header {
   FileChecksums checksums{};
 };
 
-/// Rules 4 to 9 of parse_safetensors(), but for the tensors' checksums: of a file of `size` bytes
-/// that begins with `header`, the length before it included.
+/// Applies rules 4 to 9 of parse_safetensors(), but for the tensors' checksums, to a file of `size`
+/// bytes that begins with `header`. `header` includes the length before it.
 Header read_header(std::span<const std::byte> header, std::uint64_t size, const std::string& what);
 
 }  // namespace lockstep::safetensors

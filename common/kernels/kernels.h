@@ -23,13 +23,13 @@ using StepStateTensor = BasicTensor<StepState>;
 using HealthTensor = BasicTensor<Health>;
 using CountTensor = BasicTensor<int64_t>;
 
-/// Where maxima were found: whole numbers as wide as the values.
+/// The positions of maxima: whole numbers as wide as the values.
 struct Positions {
   Positions() = default;
   Positions(IndexTensor wide) : wide(std::move(wide)) {}
   Positions(BasicTensor<int16_t> narrow) : narrow(std::move(narrow)) {}
 
-  /// Beside values T.
+  /// The positions of maxima among values of type T.
   template <class T>
   auto* on(Stream s) const {
     if constexpr (sizeof(T) == 2) {
@@ -43,7 +43,7 @@ struct Positions {
   BasicTensor<int16_t> narrow{};  // of 16 bits
 };
 
-/// Whose numbers a flat buffer holds, and which of them an update changes.
+/// The parameters whose numbers a flat buffer holds, and which of these numbers an update changes.
 struct Owners {
   BasicTensor<Stretch> stretches{};  // all of the buffer's
   Tensor marks{};                    // [parameters]: above 0 for one that has a gradient
@@ -53,7 +53,7 @@ class Kernels {
  public:
   virtual ~Kernels() = default;
 
-  /// What convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
+  /// The library that convolves and multiplies: "oneDNN 2.6.3", "reference", "cuDNN 9.19".
   virtual std::string engine() const = 0;
 
   // --- Element by element ------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Kernels {
   /// y += x. Numbers of 16 bits may be added to Real ones.
   virtual void add(Stream, const AnyTensor& x, const AnyTensor& y) = 0;
   virtual void scale(Stream, Real factor, const Tensor& y) = 0;  // y *= factor
-  /// y = factor x in 16 bits, rounded once, and back, which is exact.
+  /// y = factor x in 16 bits, rounded once; and the way back, which is exact.
   virtual void to_sixteen_bits(Stream, Real factor, const Tensor& x, const AnyTensor& y) = 0;
   virtual void from_sixteen_bits(Stream, const AnyTensor& x, const Tensor& y) = 0;
   /// y = (x / 255 - mean) / stddev, each division rounded as PyTorch does it.
@@ -81,8 +81,8 @@ class Kernels {
                       const Tensor& bias, const AnyTensor& y) = 0;
   virtual void conv2d_backward_input(Stream, const Window2d&, const AnyTensor& dy,
                                      const AnyTensor& weight, const AnyTensor& dx) = 0;
-  /// Adds to dweight [O,H,W,I] and dbias [O]. With 16 bits, what is added to dweight is rounded to
-  /// them first.
+  /// Adds to dweight [O,H,W,I] and dbias [O]. With 16 bits, the gradient of the weight is
+  /// rounded to 16 bits before the addition.
   virtual void conv2d_backward_parameters(Stream, const Window2d&, const AnyTensor& x,
                                           const AnyTensor& dy, const Tensor& dweight,
                                           const Tensor& dbias) = 0;
@@ -111,7 +111,7 @@ class Kernels {
   /// statistics [2C+1] = means over the rows (N H W), M2s (sums of squared distances from them),
   /// and the number of rows. All zeros for no rows.
   virtual void batch_norm_statistics(Stream, const AnyTensor& x, const Tensor& statistics) = 0;
-  /// gathered [P, 2C+1], statistics of P parts of a batch: statistics [2C+1] become those of the
+  /// Merges gathered [P, 2C+1], the statistics of P parts of a batch, into statistics [2C+1] of the
   /// whole batch.
   virtual void batch_norm_merge(Stream, const Tensor& gathered, const Tensor& statistics) = 0;
   /// From statistics: norm [2C+1] = means, 1/sqrt(M2/rows + eps), and 1/rows. With `momentum` > 0
@@ -186,8 +186,8 @@ class Kernels {
   virtual void poison(Stream, const HealthTensor& health, const Tensor& x) = 0;
 
   // These two together are torch.nn.utils.clip_grad_norm_.
-  /// sums[0] = sum over i of x[i]^2. sums [1 + ceil(n / kSumPart)]; the others become those of
-  /// parts.
+  /// sums[0] = sum over i of x[i]^2. sums has 1 + ceil(n / kSumPart) elements; the others become
+  /// the sums of parts.
   virtual void sum_squares(Stream, const Tensor& x, const Tensor& sums) = 0;
   static constexpr int64_t kSumPart = 16384;
   /// x *= min(1, most / (norm + 1e-6)), where norm is the root of squares[0].
@@ -199,9 +199,9 @@ class Kernels {
   virtual void sgd_update(Stream, const StepStateTensor& state, const HealthTensor& health,
                           const Owners& owners, SgdRule rule, const Tensor& gradient,
                           const Tensor& velocity, const Tensor& weight) = 0;
-  /// Before the updates: t of AdamRule, `steps` [parameters], becomes one more for each parameter
-  /// that has a gradient; of its `factors` [parameters,2] the first becomes lr / (1 - beta1^t), the
-  /// second sqrt(1 - beta2^t).
+  /// Call it before the updates. For each parameter that has a gradient, adds one to t of AdamRule,
+  /// `steps` [parameters]. Sets the parameter's two `factors` [parameters,2]: the first to
+  /// lr / (1 - beta1^t), the second to sqrt(1 - beta2^t).
   virtual void adam_count(Stream, const StepStateTensor& state, const HealthTensor& health,
                           const Tensor& marks, const AdamRule& rule, const CountTensor& steps,
                           const Tensor& factors) = 0;

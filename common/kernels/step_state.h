@@ -1,5 +1,5 @@
 #pragma once
-// What kernels are told besides tensors. StepState and Health change from step to step: they are in
+// The inputs of kernels besides tensors. StepState and Health change from step to step: they are in
 // device memory, never kernel arguments, so a step that was captured as a graph can be replayed
 // with new values. StepState is copied there at the start of each step. The keys and rules further
 // down stay the same, and are kernel arguments.
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// What kernels need to know about one pass over one (micro-)batch.
+/// The facts about one pass over one (micro-)batch that kernels need.
 struct StepState {
   int64_t step = 0;             // optimizer steps made before this one
   int64_t first_position = 0;   // of this pass's first sample in the global batch
@@ -44,8 +44,8 @@ struct DropoutKey {
   int64_t first_feature = 0;  // of this mask among the layer's: a shard has a part of them
 };
 
-/// Numbers of a flat buffer that belong to one parameter: from the end of the stretch before it, or
-/// from the buffer's first one, up to `end`.
+/// Numbers of a flat buffer that belong to one parameter. They begin where the stretch before ends,
+/// or at the buffer's first number, and go up to `end`.
 struct Stretch {
   int64_t end = 0;
   int64_t parameter = 0;  // its place among the parameters

@@ -243,8 +243,7 @@ class FlightWords {
   /// "rank 3 (data 1, tensor 1)", or "rank 3" where it has no other name.
   std::string name_of(int rank) const {
     const FlightRank* const found = recording_of(rank);
-    if (found == nullptr || found->log.place.empty()) return fmt::format("rank {}", rank);
-    return fmt::format("rank {} ({})", rank, found->log.place);
+    return name_rank(rank, found == nullptr ? "" : found->log.place);
   }
 
   /// Who is the cause, who was blamed without being it, and what about the clocks.

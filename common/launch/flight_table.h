@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks' last calls tell: their flight recordings side by side, who waits for whom, and
+// The table of the ranks' last calls: their flight recordings side by side, who waits for whom, and
 // since when.
 
 #include <cstdint>
@@ -13,34 +13,34 @@
 
 namespace lockstep {
 
-/// What is known of a rank at one moment.
+/// The facts that are known of a rank at one moment.
 struct FlightRank {
   FlightLog log;
   std::string end{};    // "was killed by signal 9 (SIGKILL)"; empty: it runs, or nobody knows
   bool failed = false;  // by itself: it is the cause, whatever the others did
 };
 
-/// The table, line by line: a row for all ranks that are at one place, then in a sentence or two
-/// who is late, since when, for whom, and where the ranks called different things. `now_ns` is the
+/// Makes the table, line by line: one row for all ranks that are at the same place. Then a sentence
+/// or two say who is late, since when, for whom, and where the ranks' calls differ. `now_ns` is the
 /// steady clock's time of that moment; 0: the last time in any recording. Ranks of several hosts
-/// are put on one clock by the ends of calls that end together; where there is none, no time is
-/// compared and the table says so. Nothing if no rank has recorded a call.
+/// are put on one clock by the ends of calls that end together. If there is no such call, no time
+/// is compared, and the table says so. Empty if no rank has recorded a call.
 std::vector<std::string> flight_table(std::vector<FlightRank> ranks, int64_t now_ns);
 
-/// Where the ranks of one start leave their last calls, so that the launcher can tell where each
-/// was. Memory without a name: it is gone with the last of launcher and ranks.
+/// The memory where the ranks of one start leave their last calls, so that the launcher can tell
+/// where each rank was. The memory has no name: it is gone with the last of launcher and ranks.
 class FlightMemory {
  public:
-  /// Of `ranks` ranks of this node, the first of which has the number `first_rank`. If the system
-  /// gives no memory, nothing is recorded.
+  /// Makes the memory for `ranks` ranks of this node. The first of them has number `first_rank`.
+  /// If the system gives no memory, nothing is recorded.
   FlightMemory(int first_rank, int ranks);
 
-  /// For the ranks to inherit; -1 if there is no memory.
+  /// The descriptor that the ranks inherit; -1 if there is no memory.
   int descriptor() const { return memory_ ? memory_->descriptor().get() : -1; }
-  /// The table of this moment, for ranks of which these have ended, or are stopped, `cause` first
-  /// of all.
+  /// The table of this moment. `ends` are the ranks that have ended; `cause` is the end that caused
+  /// the others, or a stopped rank.
   std::vector<std::string> table(const std::vector<RankEnd>& ends, const RankEnd& cause) const;
-  /// Where that rank of this node said that it is among the others: "data 1, tensor 0"; may be
+  /// The place among the others that this rank of this node has told: "data 1, tensor 0"; may be
   /// empty.
   std::string place_of(int rank) const;
 
@@ -51,8 +51,8 @@ class FlightMemory {
   std::optional<SharedMemory> memory_;
 };
 
-/// The recordings that ranks left in `file`, "FILE.rank1", ... Throws BadInput for files that are
-/// no recordings or not of one job.
+/// Reads the recordings that ranks left in `file`, "FILE.rank1", ... Throws BadInput for files that
+/// are no recordings, or not of one job.
 std::vector<FlightRank> read_flight_files(const std::string& file);
 
 }  // namespace lockstep

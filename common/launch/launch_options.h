@@ -1,5 +1,5 @@
 #pragma once
-// What the user of the launcher can choose, named and spelt like torchrun's options.
+// The options that the user of the launcher can choose, named and spelt like torchrun's.
 
 #include <optional>
 #include <string>
@@ -31,8 +31,8 @@ struct LaunchLine {
 };
 
 /// Parses the command line of the launcher. Options end at the first word that is not an option,
-/// the name of the program: everything after it belongs to the program. Returns nothing if that was
-/// a request for help, now answered. Throws BadInput for unknown options and for a missing program.
+/// the name of the program: everything after it belongs to the program. Returns nothing if the line
+/// asked for help, which was printed. Throws BadInput for unknown options or a missing program.
 std::optional<LaunchLine> parse_launch_line(int argc, const char* const* argv);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ class LineRelay {
   Descriptor open(int rank, size_t target);
   /// Writes a line of the launcher's own to stderr, after what ranks have written.
   void say(const std::string& line);
-  /// What to wait for.
+  /// Adds the descriptors to wait for.
   void add_polls(std::vector<pollfd>& polls) const;
   /// Reads and writes what can be read and written now.
   void pump();

@@ -13,16 +13,16 @@ struct RankEnd {
   pid_t pid = 0;
   int status = 0;  // exit status; 0 if a signal ended it
   int signal = 0;  // the signal that ended it, or 0
-  /// It has not ended: a signal has stopped it, so its peers gave it up.
+  /// The rank has not ended: a signal has stopped it, so its peers gave it up.
   bool stopped = false;
-  std::string place{};  // in a mesh, if it has told it: "data 1, tensor 0"
+  std::string place{};  // in a mesh, if the rank has told its place: "data 1, tensor 0"
 
   bool failed() const { return status != 0 || signal != 0 || stopped; }
-  /// What a shell reports: the status, or 128 + signal; for a stopped rank, the status that its
-  /// peers end with.
+  /// The status that a shell reports: `status`, or 128 + `signal`. For a stopped rank, the status
+  /// with which its peers end.
   int exit_status() const;
-  /// Whether it may be the answer to the loss of a peer, rather than its cause: the status of
-  /// PeerLost (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
+  /// Whether this end may be a consequence of a lost peer, not the cause: the status of PeerLost
+  /// (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
   bool may_be_answer() const;
   /// "was killed by signal 9 (SIGKILL)".
   std::string how() const;
@@ -36,8 +36,8 @@ struct RankEnd {
 ///
 /// The order alone does not show the cause: the kernel closes a dying process's sockets before its
 /// parent can see it dead, so a peer may notice, and be seen dead, first. So a death by a signal
-/// ranks before an exit, and both rank before what may be an answer. Among answers SIGPIPE ranks
-/// first: it also comes where the reader of stdout has left, and then the peers are what is lost.
+/// ranks before an exit, and both rank before an end that may be a consequence. Among these SIGPIPE
+/// ranks first: it also comes when the reader of stdout has left, and then it is itself the cause.
 const RankEnd& cause_of(const std::vector<RankEnd>& ends);
 
 }  // namespace lockstep

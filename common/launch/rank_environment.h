@@ -1,6 +1,6 @@
 #pragma once
-// What the launcher tells a rank: torchrun's variables, so that programs run both here and under
-// torchrun.
+// The environment that the launcher gives a rank: torchrun's variables, so that programs run both
+// here and under torchrun.
 
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// What all ranks of one start have in common.
+/// The facts that all ranks of one start have in common.
 struct MeetingPlace {
   std::string address;                   // MASTER_ADDR
   int port = 0;                          // MASTER_PORT
@@ -23,11 +23,11 @@ struct MeetingPlace {
   std::shared_ptr<const HeldPort> held;  // a port chosen here, until the ranks have ended
 };
 
-/// That of the first start. The port is the one in the options or a free one, which is held for
-/// rank 0. Throws EnvironmentError.
+/// The meeting place of the first start. The port is the one in the options, or a free port that is
+/// held for rank 0. Throws EnvironmentError.
 MeetingPlace first_meeting_place(const LaunchOptions& options);
-/// The same job, started once more: a port chosen here is chosen anew, because earlier ranks may
-/// have left connections on it. Throws EnvironmentError.
+/// The meeting place of the same job's next start. A port chosen here is chosen anew, because
+/// earlier ranks may have left connections on the old one. Throws EnvironmentError.
 MeetingPlace next_meeting_place(const LaunchOptions& options, const MeetingPlace& before);
 
 /// The number of a rank among all nodes' ranks.

@@ -14,28 +14,28 @@
 
 namespace lockstep {
 
-/// The launcher's last will: a process that does nothing until this one is gone, however it ended,
-/// and then kills the sessions of all ranks that were announced and not released. The kernel's own
-/// help, PR_SET_PDEATHSIG, reaches only the ranks themselves, not what they started.
+/// A process that waits until the launcher is gone, however it ended. Then it kills the sessions of
+/// all ranks that were announced and not released. The kernel's own help, PR_SET_PDEATHSIG, reaches
+/// only the ranks themselves, not what they started.
 ///
-/// Make it before any rank: it is forked from this process and must hold nothing that belongs to
-/// the ranks.
+/// Make it before any rank: the keeper is forked from this process and must hold nothing that
+/// belongs to the ranks.
 class Keeper {
  public:
   /// Throws EnvironmentError.
   Keeper();
-  /// Ends the keeper. All ranks were released, or killed as far as this process could.
+  /// Ends the keeper. By then all ranks are released, or killed as far as this process could.
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
 
-  /// For announce(), in a child.
+  /// The descriptor for announce(), in a child.
   int line() const { return line_.get(); }
-  /// The session of this leader is over. Call it before the leader's id is given back.
+  /// Tells the keeper that this leader's session is over. Must come before the id is given back.
   void release(pid_t leader) const;
 
-  /// Called by a rank before it becomes the program: at no moment can it have started something
-  /// that the keeper does not know about. Safe between fork and exec.
+  /// Tells the keeper of a rank. The rank calls it before it becomes the program: so it can never
+  /// have started something that the keeper does not know about. Safe between fork and exec.
   static void announce(int line, pid_t leader);
 
  private:
@@ -43,7 +43,7 @@ class Keeper {
   Descriptor line_;  // closed by the kernel when this process ends: the keeper's signal
 };
 
-/// What a rank's process is made from.
+/// The facts from which a rank's process is made.
 struct RankCommand {
   int rank = 0;      // among all nodes' ranks
   std::string path;  // of the program
@@ -64,7 +64,7 @@ class RankProcesses {
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  /// Starts a rank with /dev/null as stdin; it is killed if this thread ends. Throws
+  /// Starts a rank with /dev/null as stdin; the rank is killed if this thread ends. Throws
   /// EnvironmentError if the program cannot be executed.
   void start(const RankCommand& command);
   /// Notes which ranks have ended since the last call.
@@ -78,10 +78,10 @@ class RankProcesses {
   bool any_running() const { return !running_.empty(); }
   /// Whether any rank's process, or a process that it started, is running.
   bool any_alive() const;
-  /// The ranks that ended, in the order in which that was seen.
+  /// The ranks that ended, in the order in which their ends were seen.
   const std::vector<RankEnd>& ends() const { return ends_; }
   bool any_failed() const;
-  /// A rank that a signal has stopped, as if it had ended.
+  /// A rank that a signal has stopped, reported as if it had ended; nothing if there is none.
   std::optional<RankEnd> stopped() const;
 
  private:

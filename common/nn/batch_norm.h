@@ -8,14 +8,14 @@ namespace lockstep {
 
 class BatchNorm2d;
 
-/// What the host knows about a batch's rows (values per channel).
+/// The number of rows (values per channel) of a batch, as far as the host needs to know it.
 enum class Rows { none, one, several };
 
 inline Rows rows_of(int64_t count) {
   return count == 0 ? Rows::none : count == 1 ? Rows::one : Rows::several;
 }
 
-/// The batch that a BatchNorm2d normalises: how the part that one device sees becomes the whole.
+/// Merges the statistics of the part of a batch that one device sees into those of the whole batch.
 class BatchStatistics {
  public:
   virtual ~BatchStatistics() = default;
@@ -41,8 +41,8 @@ class BatchNorm2d : public Module {
   /// applied to the gradient that the ReLU let through.
   AnyTensor forward_add_relu(const AnyTensor& x, const AnyTensor& skip, Context& context);
 
-  /// Sets whose batch to normalise. Parameters, their names and the running statistics stay where
-  /// they are.
+  /// Sets how to get the statistics of the whole batch. Parameters, their names and the running
+  /// statistics stay where they are.
   void set_statistics(std::shared_ptr<BatchStatistics> whole) { whole_ = std::move(whole); }
 
   int64_t channels() const { return channels_; }
@@ -53,7 +53,7 @@ class BatchNorm2d : public Module {
 
  private:
   AnyTensor normalize(const AnyTensor& x, const AnyTensor& skip, bool relu, Context& context);
-  /// What to normalise with (Kernels::batch_norm_prepare), [2C+1].
+  /// The values to normalise with (`norm` of Kernels::batch_norm_prepare), [2C+1].
   Tensor training_norm(const AnyTensor& x, Context& context);
 
   int64_t channels_;

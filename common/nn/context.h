@@ -1,5 +1,5 @@
 #pragma once
-// What a forward pass leaves for its backward pass.
+// The state that a forward pass leaves for its backward pass.
 
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@ namespace lockstep {
 
 class Module;
 
-/// What the host knows about a pass when it enqueues the pass. What kernels need is in
+/// Facts about a pass that the host knows when it enqueues the pass. The facts for kernels are in
 /// Context::state().
 struct PassFacts {
   bool training = true;           // batch statistics and dropout; false: evaluation, no backward
@@ -30,9 +30,9 @@ struct PassFacts {
 /// memory follows the number of micro-batches that are alive at the same time.
 class Context {
  public:
-  /// `precision` is that of all activations of the passes. Where `loss_scale` is defined, losses
-  /// multiply what they give backward by the scale in it, and so do all gradients after that
-  /// (Optimizer::step()).
+  /// `precision` is that of all activations of the passes. If `loss_scale` is defined, losses
+  /// multiply the gradient that they give to backward by the scale in it. All later gradients then
+  /// have this factor, too (Optimizer::step()).
   explicit Context(Stream stream, Precision precision = Precision::real,
                    HealthTensor loss_scale = {})
       : Context(std::make_shared<TensorPool>(stream), precision, std::move(loss_scale)) {}
@@ -50,8 +50,8 @@ class Context {
   std::shared_ptr<TensorPool> replace_pool(std::shared_ptr<TensorPool> pool) {
     return std::exchange(pool_, std::move(pool));
   }
-  /// What kernels need to know about the passes from here on. Feeding a batch (Feeder) adds the
-  /// places of its samples and brings it to the device.
+  /// Sets the state that kernels read in the passes from here on. Feeding a batch (Feeder) adds the
+  /// places of its samples and copies the state to the device.
   void begin_step(const StepState& step) {
     step_ = step;
     facts.step = step.step;
@@ -68,11 +68,11 @@ class Context {
   Tensor empty(const Shape& shape) { return pool_->take<Real>(shape); }
   /// For copies of a tensor of this type.
   AnyTensor empty(const Shape& shape, ElementType type);
-  /// Of maxima, beside activations.
+  /// For the positions of maxima among activations.
   Positions positions(const Shape& shape);
   Precision precision() const { return precision_; }
 
-  /// What a module keeps from forward to backward.
+  /// The data that a module keeps from forward to backward.
   struct Saved {
     std::vector<AnyTensor> tensors{};
     Positions positions{};
@@ -89,8 +89,8 @@ class Context {
 
   const HealthTensor& loss_scale() const { return loss_scale_; }
 
-  /// For what a pass changes on the host: a graph does not contain that. Runs `effect` now, and
-  /// adds it to the list given to record_effects(), so that a replay can repeat it.
+  /// For a change that a pass makes on the host: a graph does not contain that. Runs `effect` now,
+  /// and adds it to the list given to record_effects(), so that a replay can repeat it.
   void on_host(std::function<void()> effect);
   void record_effects(std::vector<std::function<void()>>* effects) { effects_ = effects; }
 

@@ -45,7 +45,7 @@ class Linear : public Module {
   Linear(int64_t in_features, int64_t out_features, Activation activation = Activation::none);
   AnyTensor forward(const AnyTensor& x, Context& context) override;
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
-  /// forward() in two halves, as in Conv2d: x W^T, [N,out], and bias and activation.
+  /// forward() in two halves, as in Conv2d: first x W^T, [N,out], then the bias and the activation.
   AnyTensor product(const AnyTensor& x, Context& context);
   void add_bias(const AnyTensor& y, Context& context);
   void skip_input_gradient() override { input_gradient_ = false; }
@@ -102,15 +102,15 @@ class Dropout : public Module {
   Dropout(Real probability, uint32_t seed) : Dropout(probability, seed, false) {}
   AnyTensor forward(const AnyTensor& x, Context& context) override;
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
-  /// The layer's input is a part, from feature (channel) `first` on, of what a whole layer of this
-  /// name would get: its mask becomes that part of the whole mask.
+  /// Sets that the input begins at feature (channel) `first` of the input of a whole layer of this
+  /// name. The mask is then the same part of the whole layer's mask.
   void set_first_feature(int64_t first) { first_feature_ = first; }
 
  protected:
   Dropout(Real probability, uint32_t seed, bool whole_channels);
 
  private:
-  /// [N, everything else], or as it is where one number decides for a whole channel.
+  /// x as [N, everything else]; x itself if one number decides for a whole channel.
   AnyTensor masked_view(const AnyTensor& x) const;
 
   Real probability_;
@@ -133,7 +133,7 @@ class Flatten final : public Module {
   AnyTensor backward(const AnyTensor& dy, Context& context) override;
 };
 
-/// torch.nn.LogSoftmax over the last extent of [N,K]. What it gives is Real with any precision.
+/// torch.nn.LogSoftmax over the last extent of [N,K]. The output is Real with any precision.
 class LogSoftmax final : public Module {
  public:
   AnyTensor forward(const AnyTensor& x, Context& context) override;

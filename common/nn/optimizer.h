@@ -1,6 +1,6 @@
 #pragma once
-// What becomes of the weights when the gradients are there: the learning rate of every step,
-// gradients that are too long made shorter, and the update.
+// From gradients to new weights: the learning rate of every step, clipping of gradients that are
+// too long, and the update.
 
 #include <array>
 #include <cstdint>
@@ -55,12 +55,12 @@ struct UpdatedRange {
 class ClipByNorm {
  public:
   /// Called between the two halves of a clip with `squares` [1], the sum of all gradients' squares.
-  /// It may enqueue work that adds the squares of gradients that are elsewhere.
+  /// The function may enqueue work that adds the squares of gradients in other places.
   using AddOthers = std::function<void(const Tensor& squares)>;
 
   /// `most` 0: calls do nothing.
   ClipByNorm(const FlatParameters& parameters, double most);
-  /// The gradients of all ranges together.
+  /// Clips the gradients of all ranges together.
   ClipByNorm(Stream stream, std::vector<UpdatedRange> ranges, double most,
              AddOthers add_others = {});
   /// The same, but only the gradients `counted` add to the norm. They are pieces of the ranges'
@@ -79,16 +79,16 @@ class ClipByNorm {
   Tensor squares_;            // [1]
 };
 
-/// What an optimizer remembers from step to step, under PyTorch's name: for each of its ranges as
-/// many numbers as that has. Zeros at first.
+/// A state that an optimizer keeps from step to step, under PyTorch's name: a tensor for each of
+/// the optimizer's ranges, with as many numbers as the range has. Zeros at first.
 struct OptimizerState {
   std::string name;
   std::vector<Tensor> ranges;
 };
 
-/// In fp16, where a network's gradients are in several places: what one of them tells the others. A
-/// number that is 0, and NaN once a gradient here has overflowed in this step. The sum of all
-/// places' numbers tells it to all, and their optimizers skip the step together.
+/// For fp16, if a network's gradients are in several places: a number that each place tells the
+/// others. The number is 0, or NaN once a gradient here has overflowed in this step. The sum of all
+/// places' numbers is then NaN in all places, and their optimizers skip the step together.
 class OverflowNumber {
  public:
   OverflowNumber() = default;  // where nothing can overflow
@@ -96,9 +96,9 @@ class OverflowNumber {
   explicit OverflowNumber(Tensor number);
 
   const Tensor& number() const { return number_; }
-  /// Where Kernels::check_finite() notes what it finds in the gradients of this step.
+  /// Kernels::check_finite() notes here what it finds in the gradients of this step.
   const HealthTensor& found() const { return found_; }
-  /// Makes the number NaN if something was found, and forgets that for the next step.
+  /// Makes the number NaN if found() has a finding, and clears found() for the next step.
   void write(Stream stream) const;
 
  private:
@@ -112,24 +112,24 @@ class OverflowNumber {
 /// loss or a gradient was not finite, all weights and the state stay as they are.
 class Optimizer {
  public:
-  /// Of all parameters. `overflow` as below.
+  /// Updates all parameters. `overflow` as below.
   Optimizer(const FlatParameters& parameters, const OptimizerRule& rule, Tensor overflow = {});
-  /// Of these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed`; without it,
-  /// the ranges' gradients. The ranges' stretches belong to the parameters that `marks` knows;
-  /// without marks, all numbers have a gradient in every step. If the loss is scaled, a step is
-  /// skipped, too, when `overflow` [1] is not finite: where gradients are elsewhere, it tells of
-  /// them (torch's ShardedGradScaler asks all ranks likewise).
+  /// Updates these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed` or,
+  /// without it, the ranges' gradients. The ranges' stretches belong to the parameters that `marks`
+  /// knows. Without marks, all numbers have a gradient in every step. If the loss is scaled, a step
+  /// is also skipped when `overflow` [1] is not finite: this number tells of gradients in other
+  /// places (torch's ShardedGradScaler asks all ranks likewise).
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
             std::vector<Tensor> zeroed = {}, GradientMarks marks = {}, Tensor overflow = {});
 
-  /// Rounds the values to their copies in 16 bits, where there are any. The constructor does it,
-  /// and each step: call it when values have been loaded since.
+  /// Rounds the values to their copies in 16 bits, if there are any. The constructor and each step
+  /// do this. Call it when values have been loaded since.
   void round() const;
-  /// Zeroes the gradients; of FlatParameters the loss and the marks, too.
+  /// Zeroes the gradients; for FlatParameters the loss and the marks, too.
   void zero_gradients() const;
-  /// One update from the gradients, of all ranges or of none. `loss` [1] is watched, too. If the
-  /// loss is scaled, the gradients are divided by its scale first. One that is not finite then
-  /// skips this update, and halves the scale. Then `clip` makes the gradients shorter.
+  /// Updates all ranges from the gradients, or none. Watches `loss` [1], too. If the loss is
+  /// scaled, the gradients are divided by its scale first. A gradient that is not finite then skips
+  /// this update, and halves the scale. After that, `clip` makes the gradients shorter.
   void step(const StepStateTensor& state, const Tensor& loss, const ClipByNorm& clip) const {
     step_or_skip(state, loss, &clip);
   }
@@ -138,7 +138,7 @@ class Optimizer {
   }
 
   const HealthTensor& health() const { return health_; }
-  /// For contexts: where the scale of the loss is, if the rule has one.
+  /// The scale of the loss, for contexts; undefined if the rule has no scale.
   HealthTensor loss_scale() const { return scales_loss() ? health_ : HealthTensor(); }
   /// SGD with momentum: "momentum"; Adam and AdamW: "exp_avg" and "exp_avg_sq"; else empty.
   const std::vector<OptimizerState>& state() const { return state_; }
@@ -146,9 +146,9 @@ class Optimizer {
   /// SGD. Both synchronize.
   std::vector<int64_t> steps() const;
   void set_steps(const std::vector<int64_t>& steps) const;
-  /// Goes on with the scale of the loss from the end of another run, if the rule has one.
+  /// Continues with the scale of the loss from the end of another run, if the rule has a scale.
   void set_scale(Real scale, int64_t good_steps, int64_t skipped) const;
-  /// Those that it knows of, in the order of its buffers.
+  /// The parameters that the optimizer knows, in the order of its buffers.
   const std::vector<Parameter*>& parameters() const { return marks_.parameters(); }
 
  private:

@@ -12,7 +12,7 @@ namespace lockstep {
 
 class Module;
 
-/// What a tensor of the model is, which decides its first values and its shape in a checkpoint.
+/// The kind of a model's tensor: decides its first values and its shape in a checkpoint.
 enum class ParameterKind {
   conv_weight,    // [O,kh,kw,I] in memory, PyTorch's [O,I,kh,kw] in checkpoints
   linear_weight,  // [O,I]
@@ -30,7 +30,7 @@ struct Parameter {
   int64_t fan_in;  // inputs of one output, for the initialisers
   Tensor value{};
   Tensor grad{};
-  /// Of `value`, in 16 bits: what convolutions and products read, if it is defined (Optimizer).
+  /// `value` in 16 bits. Convolutions and products read this copy if it is defined (Optimizer).
   AnyTensor rounded{};
   AnyTensor in_products() const { return rounded.defined() ? rounded : AnyTensor(value); }
   /// Called on the host, in backward order, once per optimizer step, when the last kernel that
@@ -51,13 +51,13 @@ struct ModelBuffer {
 /// has 16 bits.
 AnyTensor rounded_copies(Precision precision, Stream stream, int64_t elements);
 
-/// Where tensors that lie one after another in a flat buffer begin: `elements` rounded up to a
-/// multiple of 64 bytes (vector loads, cuDNN).
+/// `elements` rounded up to a multiple of 64 bytes (vector loads, cuDNN): in a flat buffer each
+/// tensor begins at such a multiple.
 int64_t aligned(int64_t elements);
 
-/// Which parameters have a gradient in this step. Those of a layer that no pass has used have none
-/// (PyTorch's grad is None), and an optimizer leaves such parameters as they are. The marks are in
-/// device memory, where the marks of several ranks can be added up.
+/// Which parameters have a gradient in this step. Parameters of a layer that no pass has used have
+/// none (PyTorch's grad is None), and an optimizer leaves these parameters as they are. The marks
+/// are in device memory, where the marks of several ranks can be added up.
 class GradientMarks {
  public:
   GradientMarks() = default;  // of no parameters
@@ -70,7 +70,7 @@ class GradientMarks {
   /// If passes have given a parameter a gradient in a copy of the network, it has a gradient here,
   /// too.
   void add(const GradientMarks& copy) const;
-  /// A step begins, and the marks have been zeroed.
+  /// Call it when a step begins, after the marks have been zeroed.
   void forget() const;
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   const Tensor& marks() const { return marks_; }
@@ -108,13 +108,13 @@ class FlatParameters {
   Stream stream() const { return values_.home(); }
   const Tensor& values() const { return values_; }        // [elements, gaps included]
   const Tensor& gradients() const { return gradients_; }  // the same layout
-  /// The same memory and, after the gradients, the loss and the marks: all that is zeroed, summed
-  /// and sent together.
+  /// The memory of the gradients and, after them, the loss and the marks: all that is zeroed,
+  /// summed and sent together.
   const Tensor& contribution() const { return contribution_; }
-  /// [1]
+  /// The loss, [1].
   Tensor loss() const { return contribution_.range(gradients_.elements(), {1}); }
   const GradientMarks& marks() const { return marks_; }  // in the order of the buffers
-  /// Of both buffers.
+  /// The stretches of both buffers.
   BasicTensor<Stretch> stretches() const;
   const Tensor& buffer_values() const { return buffers_.values(); }  // running statistics, likewise
   const std::vector<Parameter*>& parameters() const { return parameters_; }  // registration order
@@ -126,7 +126,7 @@ class FlatParameters {
   /// The values in 16 bits, [elements], which an optimizer makes; undefined where layers compute
   /// with the values themselves.
   const AnyTensor& rounded() const { return rounded_; }
-  /// Makes them, for values that no optimizer has written.
+  /// Makes rounded() from values that no optimizer has written.
   void round() const;
   Precision precision() const { return precision_; }
 

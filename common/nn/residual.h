@@ -31,10 +31,10 @@ class Residual final : public Module {
   BatchNorm2d& bn2_;
 };
 
-/// x + inner(x) in steps 0, 2, 4, ... and in evaluation, x alone in the others: there the inner
-/// module's parameters have no gradient. The simplest form of stochastic depth (Huang et al., arXiv
-/// 1603.09382), by turns instead of by chance, so that all ranks leave out the same. The inner
-/// module's output has x's shape.
+/// x + inner(x) in steps 0, 2, 4, ... and in evaluation. Other steps give x alone, and leave the
+/// inner module's parameters without a gradient. This is the simplest form of stochastic depth
+/// (Huang et al., arXiv 1603.09382), by turns instead of by chance, so that all ranks leave out the
+/// same. The inner module's output has x's shape.
 class EverySecondStep final : public Module {
  public:
   explicit EverySecondStep(std::unique_ptr<Module> inner);

@@ -12,7 +12,7 @@ namespace lockstep {
 /// PyTorch's shape of a parameter: [O,I,kh,kw] for convolution weights, else the shape in memory.
 Shape torch_shape(const Parameter& parameter);
 /// Reorders a parameter's values from PyTorch's order to ours, and back. Throws BadInput unless
-/// there are as many as its shape says.
+/// there are as many values as the parameter's shape says.
 std::vector<Real> from_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
 std::vector<Real> to_torch_layout(const Parameter& parameter, const std::vector<Real>& values);
 
@@ -23,14 +23,14 @@ struct StateTensor {
   Shape shape{};
   std::vector<Real> real{};
   std::vector<int64_t> integer{};
-  /// Why there are no values: "has dtype I32, expected F32". Empty if there are.
+  /// The reason why there are no values: "has dtype I32, expected F32". Empty if there are values.
   std::string problem{};
 };
 
 /// The whole state of a network, as torch's state_dict() names it: parameters, running statistics,
 /// num_batches_tracked. Synchronizes.
 std::vector<StateTensor> state_dict(Module& network);
-/// Of that: one parameter, and all that are no parameters.
+/// Parts of this state: one parameter, and everything that is not a parameter.
 StateTensor state_of(const Parameter& parameter);
 std::vector<StateTensor> running_state(Module& network);
 /// running_state() with zeros as values. The network need not have memory.
@@ -40,7 +40,7 @@ std::vector<StateTensor> blank_running_state(Module& network);
 /// tensor with another shape or a problem; the network is then unchanged. num_batches_tracked may
 /// be missing.
 void load_state_dict(Module& network, const std::vector<StateTensor>& state);
-/// Sets what are no parameters, from tensors that check_state_dict() found to fit, by name.
+/// Sets all that is not a parameter, by name, from tensors that check_state_dict() found to fit.
 void load_running_state(Module& network, const std::map<std::string, StateTensor>& state);
 /// Throws as load_state_dict() does and changes nothing. The network need not have memory yet.
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);

@@ -27,7 +27,7 @@ class Option;
 
 namespace lockstep {
 
-/// Who must have the same value of an option.
+/// The runs and ranks that must have the same value of an option.
 enum class Role {
   all_runs,   // all ranks of a run, and the run that continues from its checkpoint
   all_ranks,  // all ranks of a run
@@ -61,7 +61,7 @@ struct OptionRow {
   std::string name;  // "--batch-size"
   Role role;
   OptionValue value;
-  // What is compared and kept: "batch_size", and a value.
+  // The setting that is compared and kept: "batch_size", and a value.
   std::string setting_name;
   OptionValue setting_value;
 };
@@ -100,7 +100,7 @@ class OptionParser {
   void add(const std::string& names, std::string& value, const About& about);
   template <Number T>
   void add(const std::string& names, T& value, const About& about, Range<T> range = {});
-  /// What will be written: refused if it cannot be, or if another output has the same path.
+  /// A path to write to. Refused if it cannot be written, or if another output has the same path.
   void add_output(const std::string& name, std::string& path, const About& about,
                   Output kind = Output::file);
   /// Several values: in one word, separated by commas, or in several words.
@@ -146,21 +146,21 @@ class OptionParser {
   /// No value: its presence means true, or false for a spelling after "!" ("--on,!--off").
   void add_flag(const std::string& names, bool& value, const About& about);
 
-  /// An option that another program has instead, there called `there`: `program` is its path from
-  /// this program's folder. Not in --help, and refused with the command to type. Whether it has
-  /// been added or not: what has been added stays in the table.
+  /// Refuses an option that another program has instead, under the name `there`, and says the
+  /// command to type. `program` is the path of that program from this program's folder. --help does
+  /// not show the option. If the option was added before, it stays in the table.
   void is_elsewhere(const std::string& name, const std::string& program, const std::string& there);
 
-  /// An option that this program had once, with any words after it: not in --help, and refused with
-  /// `instead`, which says what to do.
+  /// Refuses an option that this program had once, with any words after it. `instead` is the error,
+  /// which says what to do. --help does not show the option.
   void add_former(const std::string& name, const std::string& instead);
 
-  /// Calls `check` when a command line has been read, to refuse what a range cannot say.
+  /// Calls `check` when a command line has been read, to refuse values that no range excludes.
   void check_afterwards(std::function<void()> check);
 
-  /// Reads the command line. False if that was a request for help, now answered. Throws BadInput
-  /// for unknown options, missing values, empty ones, and numbers that are malformed or out of
-  /// range.
+  /// Reads the command line. Returns false after a request for help, which has then been answered.
+  /// Throws BadInput for unknown options, missing or empty values, and numbers that are malformed
+  /// or out of range.
   bool parse(int argc, const char* const* argv);
 
   /// All options that were added, with their present values.
@@ -209,7 +209,7 @@ OptionTable table_of(Described... options) {
 
 /// The settings of the options that have one of these roles: names and plain values.
 nlohmann::json settings_of(const OptionTable& table, std::initializer_list<Role> roles);
-/// Those that --metrics has: all, but where reports go.
+/// The settings that --metrics has: all, except where reports go.
 nlohmann::json reported_settings(const OptionTable& table);
 
 /// The options as words of a command line, without those that have the same value in `defaults`.

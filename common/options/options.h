@@ -69,14 +69,14 @@ struct Options {
   /// The ranks of a simulated job of several processes: one for each device.
   virtual SimulatedRanks simulated_ranks() const;
 
-  /// These, the common options, with their present values, for --metrics (reported_settings()); not
-  /// those that a program has besides.
+  /// The common options with their present values, for --metrics (reported_settings()); not the
+  /// options that a program has besides.
   nlohmann::json to_json() const;
   /// The common options as a command line: a program that parses it gets these options. A program's
-  /// own are CommandLine::own_arguments.
+  /// own options are in CommandLine::own_arguments.
   std::vector<std::string> arguments() const;
 
-  // What the options mean to the parts of a program.
+  // The options in the form that the parts of a program need.
   ModelOptions model_options(const Dataset& images) const;
   DataLoaderOptions train_loader(const Dataset& set, const HostAllocator& allocator) const;
   DataLoaderOptions test_loader(const HostAllocator& allocator) const;
@@ -100,17 +100,17 @@ struct Options {
 /// Describes --no-bind alone, for programs that have few options.
 void add_no_bind(OptionParser& parser, bool& no_bind);
 
-/// What the frame of every main() needs to know about a program.
+/// The facts about a program that the frame of every main() needs.
 struct ProgramInfo {
   std::string name;     // "02-dataparallel"
   std::string summary;  // the first line of --help
-  /// The program that this one must agree with, and whose speed --baseline measures it against
-  /// ("01-single-gpu"). Empty: this is that program, or the reference next to it; it has --graph
-  /// instead of --baseline.
+  /// The program that this one must agree with ("01-single-gpu"); --baseline compares their speeds.
+  /// Empty: this is that program, or the reference next to it. These two have --graph instead of
+  /// --baseline.
   std::string baseline{};
   /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
-  /// If this program's batch normalisation sees only a part of the batch: the value of --emulate
+  /// For programs whose batch normalisation sees only a part of the batch: the value of --emulate
   /// with which the reference computes the same, given the number of devices in use (2: "chunk:2").
   /// Called when the command line has been parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};
@@ -118,8 +118,8 @@ struct ProgramInfo {
   OrderKind order = OrderKind::loader;
   ModelKind model = ModelKind::seed;
   OptimizerKind optimizer = OptimizerKind::sgd;
-  /// If the program runs as several processes: starts them, unless this is one of those, and
-  /// returns their exit status.
+  /// If the program runs as several processes: starts them and returns their exit status. In one of
+  /// these processes, returns nothing.
   std::function<std::optional<int>()> start_ranks{};
 };
 
@@ -129,9 +129,9 @@ struct CommandLine {
   bool baseline = false;                   // --baseline was given
 };
 
-/// Parses the command line of a program into `options`. Returns nothing if that was a request for
-/// help, now answered: names, defaults and ranges of all options below the summary. Throws BadInput
-/// for unknown options and values out of range, and if an output file could not be written at the
+/// Parses the command line of a program into `options`. Returns nothing after a request for help,
+/// which prints names, defaults and ranges of all options below the summary. Throws BadInput for
+/// unknown options and values out of range, and if an output file could not be written at the
 /// end.
 std::optional<CommandLine> parse_command_line(const ProgramInfo& program, Options& options,
                                               int argc, const char* const* argv);

@@ -1,5 +1,5 @@
 #pragma once
-// Files that a program will write at its end: whether it could, checked before it begins.
+// Checks, before a program begins, whether it can write its files at the end.
 
 #include <string>
 #include <vector>
@@ -24,8 +24,8 @@ struct NamedPath {
 /// BadInput.
 void require_writable(const NamedPath& file);
 
-/// Refuses two paths that are the same file or folder, or one of which is inside the other, also by
-/// way of links, since one would be written over the other: throws BadInput naming both options.
+/// Throws BadInput, naming both options, if two paths are the same file or folder, or if one is
+/// inside the other, also by way of links: one output would be written over the other.
 void require_distinct(const std::vector<NamedPath>& paths);
 
 }  // namespace lockstep

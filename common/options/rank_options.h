@@ -24,7 +24,7 @@ struct RankOptions {
 
   /// Whether a launcher, or an option, says which rank this process is.
   bool started_as_rank() const;
-  /// What init_process_group() wants to know.
+  /// The options that init_process_group() takes.
   ProcessGroupOptions group_options() const;
 };
 

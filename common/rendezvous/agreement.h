@@ -14,23 +14,23 @@
 
 namespace lockstep {
 
-/// All ranks' texts by rank, each left in the store under `name`, which is the same on all ranks
-/// and new each time. Throws PeerLost: "barrier 2: ranks 1, 3 did not come within 5 s", "barrier 2:
-/// rank 3 closed the connection".
+/// Leaves `mine` in the store, and returns all ranks' texts, by rank. `name` is the same on all
+/// ranks, and new each time. Throws PeerLost: "barrier 2: ranks 1, 3 did not come within 5 s",
+/// "barrier 2: rank 3 closed the connection".
 std::vector<std::string> exchange(Store& store, const std::string& name, const std::string& mine,
                                   double timeout_seconds);
 
-/// The same for code that does not know the store: takes this rank's text.
+/// exchange() for code that does not know the store: takes only this rank's text.
 using ExchangeTexts = std::function<std::vector<std::string>(const std::string& mine)>;
 
-/// Each rank does its `work`. Every rank gets the texts that it returned, by rank, or throws an
-/// error of the same kind and with the same text as the work did on the first rank on which it
-/// failed (an EnvironmentError for an exception that is not an Error). No rank returns before all
-/// have done it.
+/// Does this rank's `work`, and waits until all ranks have done theirs. Returns the texts of all
+/// ranks' work, by rank. If the work failed on any rank, all ranks throw instead. Their error has
+/// the kind and the text of the error on the first rank that failed. The kind is EnvironmentError
+/// for an exception that is not an Error.
 std::vector<std::string> together(const ExchangeTexts& exchange,
                                   const std::function<std::string()>& work);
 
-/// What together() knows when all have done their work.
+/// The facts that together() knows when all ranks have done their work.
 struct Outcomes {
   std::vector<std::string> results{};  // by rank
   int failed = -1;                     // the first rank on which the work failed
@@ -38,10 +38,10 @@ struct Outcomes {
   std::exception_ptr thrown{};         // what was thrown on this rank
 };
 Outcomes outcomes(const ExchangeTexts& exchange, const std::function<std::string()>& work);
-/// Whether a text that a rank leaves there says that its work failed.
+/// Whether a text that a rank leaves in this exchange says that its work failed.
 bool is_failure(const std::string& outcome);
 
-/// Names, no two alike, each with its value in readable form.
+/// Names, all different, each with its value in readable form.
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 /// Throws BadInput, on all ranks, for the first value that is not the same on every rank:
@@ -49,7 +49,7 @@ using NamedValues = std::vector<std::pair<std::string, std::string>>;
 /// last. A value that a rank does not have counts as "nothing".
 void require_same(const ExchangeTexts& exchange, const NamedValues& mine,
                   const std::string& advice);
-/// The two halves of that: the values as a text, and the comparison of all ranks' texts.
+/// The two halves of require_same(): the values as a text, and the comparison of all ranks' texts.
 std::string as_text(const NamedValues& values);
 void require_same(const std::vector<std::string>& values_of_ranks, const std::string& advice);
 
@@ -58,20 +58,20 @@ void require_same(const std::vector<std::string>& values_of_ranks, const std::st
 /// All ranks of a store.
 std::vector<int> all_ranks(const Store& store);
 
-/// What has been left under `name` so far; waits for nobody.
+/// Returns the texts that ranks have left under `name` so far. Waits for nobody.
 Meeting look(Store& store, const std::string& name);
 
-/// The end of the first rank that left, since others may have left because of it: "rank 3 closed
-/// the connection", "rank 3 gave up: " with its last words. Where all of a group are there, the
-/// first of the job's others that died: members may have lost it in another group. Else empty.
+/// The end of the first rank that left, as others may have left because of it: "rank 3 closed the
+/// connection", "rank 3 gave up: " with its last words. If all of a group are there, the end of the
+/// first rank of the job that died: members may have lost it in another group. Else empty.
 std::string who_went_first(Store& store);
 
-/// What ranks leave at their good end.
+/// The name under which ranks leave a text at their good end.
 constexpr const char* kGoodbye = "goodbye";
 
-/// The end of a rank, good or bad: leaves a text under `name`. The store ends with the process that
-/// hosts it, so that rank returns when the others but `missing` have called this, too, or are gone,
-/// or after `timeout_seconds`; the others return at once. Throws nothing.
+/// Ends a rank, well or badly: leaves a text under `name`. The store ends with the process that
+/// hosts it. So its rank returns when all others but `missing` have called this function or are
+/// gone, or after `timeout_seconds`. The other ranks return at once. Throws nothing.
 void take_leave(Store& store, const std::string& name, const std::string& text,
                 double timeout_seconds, const std::vector<int>& missing = {}) noexcept;
 

@@ -6,9 +6,9 @@
 //   caller    its proof
 //
 // A proof is an HMAC, by the key, of who gives it (caller or listener), where they meet, both ranks
-// and both nonces. So no proof fits twice: one that was overheard has another nonce, one that is
-// sent back to whoever gave it comes from the wrong side, and one of another meeting names another
-// place. Mirrors the three passes of ISO/IEC 9798-4. Without a key proofs are zeros, and prove
+// and both nonces. So no proof fits twice: an overheard proof has another nonce, a proof that is
+// sent back to its giver comes from the wrong side, and a proof of another meeting names another
+// place. Mirrors the three passes of ISO/IEC 9798-4. Without a key, proofs are zeros and prove
 // nothing.
 
 #include <list>
@@ -32,7 +32,7 @@ class NotLockstep : public ErrorOfKind<NotLockstep> {
   using ErrorOfKind::ErrorOfKind;
 };
 
-/// One side of one meeting. It does not wait: whoever has it moves the bytes.
+/// One side of one meeting. Never waits: the owner of the object moves the bytes.
 class Handshake {
  public:
   /// `where` distinguishes meetings, and is the same on both sides. The caller, who connected,
@@ -42,16 +42,16 @@ class Handshake {
 
   enum class State { going, proven, refused };
   State state() const { return state_; }
-  /// What has to be sent now; empty if nothing. Also of a listener that has just refused: the
-  /// caller then learns what kind of key was expected.
+  /// Takes the bytes that have to be sent now; empty if none. A listener that has just refused has
+  /// bytes, too: from them the caller learns what kind of key was expected.
   std::string take_output() { return std::exchange(out_, {}); }
-  /// How many bytes to read at most, so that none that follow the handshake are taken.
+  /// How many bytes to read at most, so that no bytes behind the handshake are taken.
   size_t wanted() const;
-  /// Bytes that came. A caller throws BadInput where the keys differ or the versions do, and
-  /// NotLockstep; a listener refuses, without a word to what speaks another protocol.
+  /// Takes bytes that came. A caller throws BadInput if the keys or the versions differ, and
+  /// NotLockstep. A listener refuses, and does not answer a side that speaks another protocol.
   void take(std::string_view bytes);
 
-  /// What the caller says its rank is; -1 before it has said so. True once it is proven.
+  /// The rank that the caller claims; -1 before the claim. The claim is true once it is proven.
   int caller() const { return caller_; }
   /// Why a listener refused: "it has no job key".
   const std::string& why_refused() const { return why_refused_; }
@@ -84,11 +84,11 @@ class Handshake {
 /// PeerLost after the deadline, ConnectionClosed.
 void prove_to_listener(const Socket& socket, Handshake handshake, const Deadline& deadline);
 
-/// Where connections wait until they have proven that they are from a rank: takes those that come
-/// to a listener, does the listener's part of their handshakes, and lets in those that prove the
-/// job's key. However many others come, they take neither more than a few descriptors nor more than
-/// a part of the time: calls return after a bounded number of connections, and where too many wait
-/// the oldest goes, those without a word before those that have begun a handshake.
+/// Keeps connections waiting until they have proven that they are from a rank. Takes them from a
+/// listener, does the listener's part of their handshakes, and lets in those that prove the job's
+/// key. Other connections, however many, take only a few descriptors and a part of the time: calls
+/// return after a bounded number of connections. If too many wait, the oldest is dropped, and
+/// silent connections are dropped before those that have begun a handshake.
 class FrontDoor {
  public:
   /// `where` and `rank` are the listener's in the handshakes. A connection that has proven nothing
@@ -100,18 +100,18 @@ class FrontDoor {
     Socket socket;
     int rank;
   };
-  /// Takes what waits at the listener, up to a bound; leaves out other users' processes if
-  /// `own_user_only` (for Unix sockets). Throws EnvironmentError if the system has no room for one.
+  /// Takes the connections that wait at the listener, up to a bound; refuses other users' processes
+  /// if `own_user_only` (for Unix sockets). Throws EnvironmentError if the system has no room.
   void accept_some(bool own_user_only = false);
-  /// Hears all who are there; those that have proven the key. Their rank may be any number.
+  /// Hears all connections; returns those that have proven the key. A rank may be any number.
   std::vector<Guest> hear();
 
-  /// What to wait for, the listener left out where nobody can be accepted now; and until when.
+  /// Adds what to wait for, without the listener if nobody can be accepted now; and until when.
   void add_polls(std::vector<pollfd>& entries, bool accepts = true) const;
   Deadline next_deadline() const;
 
-  /// The last of those that began a handshake and did not prove the key, for errors that miss a
-  /// rank; empty if there was none.
+  /// Names the last connection that began a handshake and did not prove the key, for errors about
+  /// missing ranks; empty if there was none.
   const std::string& last_refused() const { return last_refused_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// The one key of a job: who knows it is one of its ranks. Ranks prove to each other that they do
-// (handshake.h) before they say anything else.
+// The one key of a job: a process that knows the key is one of the job's ranks. Ranks prove to each
+// other that they know it (handshake.h) before they say anything else.
 
 #include <cstdint>
 #include <functional>
@@ -27,10 +27,10 @@ struct JobKey {
 /// "no job key", "a job key from LOCKSTEP_JOB_SECRET".
 std::string describe(JobKey::Source source);
 
-/// The key that is in the environment, from the first source above that has one; none where
-/// nothing is set. Throws BadInput for a secret that is too short to be one, and for a file that
-/// others might have read or written: not mode 0600, not this user's, no regular file, a link.
-/// Throws EnvironmentError for a secret in a build that can prove none: it is never ignored.
+/// Reads the key from the environment, from the first source above that has one; none if nothing
+/// is set. Throws BadInput for a secret that is too short or too long, and for a file that others
+/// might have read or written: not mode 0600, not this user's, no regular file, a link. Throws
+/// EnvironmentError for a secret in a build that cannot use one: a secret is never ignored.
 JobKey read_job_key(const std::function<const char*(const char* name)>& variable);
 /// The same from this process's environment.
 JobKey read_job_key();
@@ -40,21 +40,21 @@ JobKey read_job_key();
 JobKey take_job_key();
 
 constexpr size_t kJobKeyBytes = 32;  // of the keys that we make
-/// A new one of rank 0.
+/// Makes a new key of rank 0.
 JobKey random_job_key();
 
-/// How ranks of one host and user get a key that nobody gave them: rank 0 makes it, and hands it
-/// out over a Unix socket. The system tells both sides who the other one is (SO_PEERCRED). This is
-/// rank 0's side. The socket has a name, and no file: it is named after the store's address, which
-/// only one process of a host can have.
+/// Gives a key to ranks of one host and user if the user gave none: rank 0 makes the key, and hands
+/// it out over a Unix socket. The system tells both sides who the other one is (SO_PEERCRED). This
+/// is rank 0's side. The socket has a name, and no file: the name is made from the store's address,
+/// which only one process of a host can have.
 class KeyDesk {
  public:
-  /// `key`: of another source than rank 0, if it is not to be handed out; who asks learns that.
+  /// A `key` of another source than rank 0 is not handed out: a rank that asks learns its source.
   /// Throws EnvironmentError if another process has the name.
   KeyDesk(const Address& store, const JobKey& key);
   const Socket& listener() const { return listener_; }
-  /// Answers those who wait, up to a bound. True if somebody did not get a key: other users get
-  /// nothing, and no key of another source is handed out.
+  /// Answers the ranks that wait, up to a bound. True if somebody did not get a key: other users
+  /// get nothing, and no key of another source is handed out.
   bool serve() const;
 
  private:
@@ -62,9 +62,9 @@ class KeyDesk {
   Socket listener_;
 };
 
-/// The key of the job whose store has that address, for `rank`. Throws BadInput if rank 0 has a key
-/// that it does not hand out, or is another user's process; PeerLost if nobody answers before the
-/// deadline, ConnectionClosed.
+/// Asks, as `rank`, for the key of the job whose store has this address. Throws BadInput if rank 0
+/// has a key that it does not hand out, or is another user's process; PeerLost if nobody answers
+/// before the deadline; ConnectionClosed.
 JobKey ask_for_key(const Address& store, int rank, const Deadline& deadline);
 
 }  // namespace lockstep

@@ -16,13 +16,13 @@
 
 namespace lockstep {
 
-/// Where the ranks that stand for their kinds leave texts for each other.
+/// The place where the ranks that stand for their kinds leave texts for each other.
 class KindsMeeting {
  public:
-  /// Another number for each thread that asks, from 0 on: the kind for which it stands.
+  /// Returns the kind for which the calling thread stands: 0, 1, 2, ..., a new number at each call.
   int take_kind();
-  /// As Store::meet(), of kinds instead of ranks. Texts are forgotten once all kinds in `awaited`
-  /// have seen them.
+  /// Like Store::meet(), with kinds instead of ranks. Texts are forgotten once all kinds in
+  /// `awaited` have seen them.
   std::map<int, std::string> meet(const std::string& name, int kind,
                                   const std::optional<std::string>& mine,
                                   const std::vector<int>& awaited, double timeout_seconds);
@@ -30,7 +30,7 @@ class KindsMeeting {
  private:
   struct Left {
     std::map<int, std::string> texts;  // by kind
-    size_t seen = 0;                   // by so many kinds
+    size_t seen = 0;                   // how many kinds have seen the texts
   };
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -47,13 +47,13 @@ struct SimulatedRanks {
 
   int kind_of(int rank) const { return rank / apart % kinds; }
   int first_of(int kind) const { return kind * apart; }
-  /// Of how many ranks there are of each kind.
+  /// The number of ranks of each kind.
   int alike() const { return world_size / kinds; }
   bool are_alike(const std::vector<int>& ranks) const;
 };
 
-/// The store of the rank that stands for a kind: it answers as if all ranks had come, and left what
-/// the first one of their kind leaves.
+/// The store of the rank that stands for a kind. Answers as if all ranks had come, and each had
+/// left the text that the first rank of its kind leaves.
 class LikeRanksStore final : public Store {
  public:
   LikeRanksStore(SimulatedRanks ranks, int rank) : ranks_(std::move(ranks)), rank_(rank) {}

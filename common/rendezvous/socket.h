@@ -21,7 +21,7 @@ namespace lockstep {
 
 // --- Addresses ----------------------------------------------------------------------------------
 
-/// Where something listens.
+/// The host and the port where something listens.
 struct Address {
   std::string host;  // a name or a number; IPv6 without brackets
   int port = 0;      // 0 to listen: the system chooses
@@ -31,8 +31,8 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 
-/// The address that Address::text() wrote; brackets around a host are accepted even where they are
-/// not needed. `what` names it in errors. Throws BadInput.
+/// Reads the address that Address::text() wrote. Accepts brackets around a host even if they are
+/// not needed. `what` names the address in errors. Throws BadInput.
 Address parse_address(std::string_view text, const std::string& what);
 
 /// "::1" for "[::1]"; any other host stays as it is.
@@ -45,7 +45,7 @@ constexpr int kLargestPort = 65535;
 
 // --- Deadlines ----------------------------------------------------------------------------------
 
-/// Nobody waits for ever: a point in time, and what poll() needs to know about it.
+/// A point in time, and what poll() needs to know about it. With it nobody waits for ever.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -56,11 +56,11 @@ class Deadline {
         time_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                  std::chrono::duration<double>(seconds_))) {}
 
-  /// The length that it was set to, for error texts.
+  /// The seconds to which the deadline was set, for error texts.
   double seconds() const { return seconds_; }
   Clock::time_point time() const { return time_; }
   bool passed() const { return Clock::now() >= time_; }
-  /// 0 once it has passed.
+  /// The seconds until the deadline; 0 once it has passed.
   double seconds_left() const {
     return std::max(0.0, std::chrono::duration<double>(time_ - Clock::now()).count());
   }
@@ -94,10 +94,10 @@ class Socket {
   int fd() const { return fd_.get(); }
   bool is_open() const { return fd() >= 0; }
   void close() { fd_.close(); }
-  /// Ends the connection for both sides. Another thread may be waiting for it, and learns of it.
+  /// Ends the connection for both sides. A thread that waits for the connection learns of its end.
   void shut_down() const;
 
-  /// What errors call the other side: "rank 2".
+  /// Sets the name of the other side in errors: "rank 2".
   void name_peer(std::string name) { peer_ = std::move(name); }
   const std::string& peer() const { return peer_; }
 
@@ -105,9 +105,9 @@ class Socket {
   Address local_address() const;
   Address peer_address() const;
 
-  /// The number of bytes that were sent, or that came, without waiting; 0 if there is nothing to do
-  /// now. Throw ConnectionClosed, "rank 2 closed the connection", with the system's reason if it
-  /// has one.
+  /// Send or receive what is possible without waiting. Return the number of bytes; 0 if nothing is
+  /// possible now. Throw ConnectionClosed, "rank 2 closed the connection", with the system's reason
+  /// if it has one.
   size_t send_some(std::span<const std::byte> bytes) const;
   size_t receive_some(std::span<std::byte> bytes) const;
 
@@ -144,8 +144,8 @@ Socket listen_on(const Address& address);
 /// Whether `host` is, in numbers, an address of one of this host's interfaces.
 bool is_own_address(const std::string& host);
 
-/// An incoming connection, if there is one. Throws EnvironmentError if the system has no room for
-/// it.
+/// Accepts an incoming connection, if there is one. Throws EnvironmentError if the system has no
+/// room for it.
 std::optional<Socket> accept_from(const Socket& listener);
 
 /// Connects, trying again until the deadline: the listener may only be about to start. Throws
@@ -162,7 +162,7 @@ Socket connect_to(const Address& address, const Deadline& deadline);
 Socket listen_under(const std::string& name);
 
 /// Connects with `peer` ("rank 2"), who listens under that name. Throws EnvironmentError, at once
-/// if nobody does.
+/// if nobody listens there.
 Socket connect_under(const std::string& name, const std::string& peer, const Deadline& deadline);
 
 /// Whether the other side is a process of this process's user.
@@ -176,7 +176,7 @@ Descriptor receive_descriptor(const Socket& socket, const Deadline& deadline);
 
 // --- Whole messages -----------------------------------------------------------------------------
 
-/// One message of a transfer; none is sent if there are no bytes.
+/// One message of a transfer. A message without bytes is not sent.
 struct Sending {
   const Socket* socket = nullptr;
   std::span<const std::byte> bytes{};

@@ -1,6 +1,6 @@
 #pragma once
-// The store of a group of ranks: what they tell each other before anything else connects them, and
-// when their connections have failed.
+// The store of a group of ranks: ranks leave texts for each other there before anything else
+// connects them, and after their connections have failed.
 
 #include <map>
 #include <memory>
@@ -17,13 +17,13 @@
 
 namespace lockstep {
 
-/// What ranks have left under one name.
+/// The texts that ranks have left under one name.
 struct Meeting {
   std::vector<std::optional<std::string>> texts{};  // by rank; none of a rank that did not come
-  std::vector<int> gone{};  // who died or took its leave, in the order in which they did
+  std::vector<int> gone{};  // ranks that died or took their leave, in order of time
 };
 
-/// Mirrors torch.distributed.Store, and adds what ranks mostly want of it: to meet.
+/// Mirrors torch.distributed.Store, and adds meet(), which ranks use most.
 class Store {
  public:
   virtual ~Store() = default;
@@ -34,43 +34,43 @@ class Store {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  /// Ranks as errors name them, with their numbers in the whole job: "rank 2", "ranks 1, 3". Once
+  /// The ranks' names in errors, with their numbers in the whole job: "rank 2", "ranks 1, 3". After
   /// their places are known: "rank 1 (data 0, tensor 1), rank 3 (data 1, tensor 1)".
   virtual std::string names_of(const std::vector<int>& ranks) const;
   std::string name_of(int rank) const { return names_of({rank}); }
-  /// Says where each rank is, for these names. Other threads may ask for them meanwhile.
+  /// Sets each rank's place, for these names. Other threads may ask for names meanwhile.
   virtual void name_places(PlaceOf place_of);
 
-  /// Leaves `mine` under `name`, if there is any, and returns all that is there: when the texts of
-  /// all `awaited` ranks are, when one of those is gone, or after `timeout_seconds`. Nobody asks
-  /// again and again: the store answers by itself, and the rank that hosts it last, when the
-  /// others' answers are on their way. Throws PeerLost where the store is gone, BadInput for
-  /// mistakes that concern the whole job.
+  /// Leaves `mine`, if any, under `name`, and returns all texts there. Returns when all `awaited`
+  /// ranks have left theirs, when one of them is gone, or after `timeout_seconds`. Nobody asks
+  /// repeatedly: the store answers by itself. The rank that hosts the store gets its answer last,
+  /// when the others' are on their way. Throws PeerLost if the store is gone, BadInput for mistakes
+  /// that concern the whole job.
   virtual Meeting meet(const std::string& name, const std::optional<std::string>& mine,
                        const std::vector<int>& awaited, double timeout_seconds) = 0;
 
   /// The whole job's store, if this is a part of it; else null.
   virtual Store* job() { return nullptr; }
 
-  /// At most kLargestValue bytes.
+  /// Sets the value of a key. Key and value together have at most kLargestValue bytes.
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// The value of a key, once it has one. Throws PeerLost after `timeout_seconds`, and at once if a
   /// rank has died and the key has no value: "rank 2 left without a word".
   virtual std::string get(const std::string& key, double timeout_seconds) = 0;
 
-  /// The job's, with which its ranks know each other again wherever they meet.
+  /// The job's key, by which its ranks recognize each other wherever they meet.
   virtual const JobKey& key() const = 0;
-  /// From now on calls that wait for nothing are answered within that many seconds, or the store is
-  /// lost: for ranks that have waited long enough.
+  /// Sets how soon the store must answer calls that wait for nothing; else the store counts as
+  /// lost. For ranks that have waited long enough.
   virtual void answer_within(double seconds) = 0;
-  /// This rank's own end of the connection: where others reach its host.
+  /// The address of this rank's end of the connection, at which others reach its host.
   virtual Address local_address() const = 0;
-  /// The other end, as this rank reaches it: where the rank that hosts the store is.
+  /// The address of the other end, as this rank reaches it: of the rank that hosts the store.
   virtual Address host_address() const = 0;
   /// Whether that rank of the group hosts the store.
   virtual bool is_host(int rank) const = 0;
-  /// Why strangers could reach the store, or join; empty if neither is so: "no job key: trusts its
-  /// network".
+  /// The reasons why strangers could reach the store, or join: "no job key: trusts its network".
+  /// Empty if there are none.
   virtual std::string trust() const { return {}; }
 
  protected:
@@ -81,13 +81,13 @@ class Store {
   PlaceOf place_of_;
 };
 
-/// A job's store as some of its ranks see it: they have numbers from 0 on here, in the order given,
-/// and names of their own, so that they can do all that a whole job's ranks do. Mirrors
-/// torch.distributed.PrefixStore.
+/// A job's store for some of the job's ranks. Here these ranks have numbers from 0 on, in the order
+/// given, and keys and meetings of their own, so they can do all that a whole job's ranks do.
+/// Mirrors torch.distributed.PrefixStore.
 class SubgroupStore final : public Store {
  public:
-  /// `members`: ranks of `job`, rising, this process's own among them. `name` is new for each group
-  /// of the job, and the same on all members.
+  /// `members` are ranks of `job` in rising order, and include this process's own. `name` is new
+  /// for each group of the job, and the same on all members.
   SubgroupStore(std::shared_ptr<Store> job, std::vector<int> members, const std::string& name);
 
   int rank() const override { return rank_; }
@@ -126,24 +126,24 @@ struct StoreOptions {
   int rank = 0;
   int world_size = 1;
   std::string run_id{};  // of the job; the same on all ranks
-  /// The job's. Where none is given and the address is this host's only, rank 0 makes one, which
-  /// ranks of the same user get from it (KeyDesk).
+  /// The job's key. If none is given and the address is this host's only, rank 0 makes a key, which
+  /// ranks of the same user get from rank 0 (KeyDesk).
   JobKey key{};
   double connect_seconds = 300;  // how long to wait for rank 0 to start
-  /// How long the listener at the address may take to show that it is a store, a connection to the
-  /// store to show that it is from a rank, and the store to answer a call that waits for nothing.
+  /// How long three things may take: the listener shows that it is a store, a connection shows that
+  /// it is from a rank, and the store answers a call that waits for nothing.
   double answer_seconds = 10;
-  /// How late, beyond its own timeout, the answer may be to a call that waits for other ranks.
+  /// How long after its own timeout a call that waits for other ranks may get its answer.
   double late_seconds = 0.8;
-  /// As of name_places(), if it is known before the ranks have come.
+  /// The same as for name_places(), if known before the ranks have come.
   PlaceOf place_of{};
 };
 
 StoreOptions store_options(const LaunchContract& contract);
 
-/// One rank's connection to the store that the ranks of a job share: how they find each other. Rank
-/// 0's object also hosts the store, as long as the object lives: rank 0 must leave last, or the
-/// others lose the store. Calls from several threads take turns, even while one waits. Mirrors
+/// One rank's connection to the store by which the ranks of a job find each other. Rank 0's object
+/// also hosts the store, as long as the object lives: rank 0 must leave last, or the others lose
+/// the store. Calls from several threads take turns, even while one waits. Mirrors
 /// torch.distributed.TCPStore.
 ///
 /// Every call may throw, on every rank: BadInput if the ranks have different keys, two processes
@@ -155,8 +155,8 @@ class TcpStore final : public Store {
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
   /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
   /// after connect_seconds where nothing listens, after at most answer_seconds where something
-  /// other than a store listens. Throws PeerLost after answer_seconds where nobody answers: that
-  /// may be a store whose process is stopped.
+  /// other than a store listens. Throws PeerLost after answer_seconds if nobody answers: the
+  /// store's process may be stopped.
   explicit TcpStore(const StoreOptions& options);
   /// Takes leave of the store, unless an exception destroys the object: then the others see it as
   /// if the process had died.
@@ -175,7 +175,7 @@ class TcpStore final : public Store {
   const JobKey& key() const override { return options_.key; }
   bool is_host(int rank) const override { return rank == 0; }
 
-  /// Where the store listens: for errors, and for tests, in which the system chooses the port.
+  /// The store's address: for errors, and for tests, in which the system chooses the port.
   const Address& address() const { return options_.address; }
   std::string trust() const override;
   /// Returns once all ranks have connected. The first rank whose timeout passes ends the wait of

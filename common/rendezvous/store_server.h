@@ -1,9 +1,9 @@
 #pragma once
 // The store's side of the rendezvous, and what ranks and the store say to each other.
 //
-// Both have proven the job's key to each other before (handshake.h). Frames follow, each after its
-// length. A rank introduces itself by a Hello, which a Reply answers; then every Request is
-// answered by one Reply, some only after a while. The last request, leave, gets no reply.
+// First both sides prove the job's key to each other (handshake.h). Frames follow, each behind its
+// length. A rank introduces itself by a Hello, which a Reply answers. Then one Reply answers every
+// Request, some only after a while. The last request, leave, gets no reply.
 
 #include <atomic>
 #include <cstdint>
@@ -50,11 +50,11 @@ struct Reply {
   enum class Kind : uint8_t { ok, bad_input, peer_lost };
   Kind kind = Kind::ok;
   std::string text{};  // the value, the meeting, or the error
-  /// The text of a reply that is ok; throws the error of any other.
+  /// Returns the text of a reply that is ok; throws the error of any other reply.
   std::string value() const;
 };
 
-/// Payload of a frame.
+/// Writes the payload of a frame.
 std::string encode(const Hello& hello);
 std::string encode(const Request& request);
 std::string encode(const Reply& reply);
@@ -73,8 +73,8 @@ size_t frame_length(std::string_view head, size_t most);
 
 // --- What a store knows --------------------------------------------------------------------------
 
-/// Values, meetings, which ranks came and left, and which rank waits for what. No sockets: the
-/// server passes requests in and answers out.
+/// The values, the meetings, the ranks that came and left, and what each rank waits for. Has no
+/// sockets: the server passes requests in and answers out.
 ///
 /// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that did
 /// not come) is the answer to everything from then on, so that every rank learns of it.
@@ -87,24 +87,24 @@ class StoreState {
   StoreState(int world_size, std::string run_id, double start_seconds = kStartSeconds)
       : world_size_(world_size), run_id_(std::move(run_id)), start_seconds_(start_seconds) {}
 
-  /// A rank introduces itself; it is one of the ranks if the reply is ok.
+  /// Takes a rank's introduction. The process is one of the ranks if the reply is ok.
   Reply join(const Hello& hello);
-  /// A rank's connection is closed. If the rank did not take its leave before, its process has
+  /// Notes that a rank's connection is closed. If the rank did not take its leave before, it has
   /// died: every rank that waits, or will wait, for something missing gets that as its answer.
   void disconnect(int rank);
-  /// A request of a rank that has joined; take_answers() gives the reply, now or later. Throws
-  /// BadInput if the rank still waits for the reply to another request.
+  /// Takes a request of a rank that has joined; take_answers() gives the reply, now or later.
+  /// Throws BadInput if the rank still waits for the reply to another request.
   void handle(int rank, Request request);
 
-  /// Where each rank is among the others, "data 1, tensor 1", for errors that name ranks.
+  /// Sets each rank's place among the others, "data 1, tensor 1", for errors that name ranks.
   void name_places(PlaceOf place_of) { place_of_ = std::move(place_of); }
-  /// What keeps ranks from coming, for the error that names them: "Too many open files".
+  /// Notes what keeps ranks from coming, "Too many open files", for the error that names the ranks.
   void cannot_accept(const std::string& why) { trouble_ = why; }
   /// Answers the ranks that have waited long enough.
   void expire();
   /// When to call expire() next; nullopt if no rank waits.
   std::optional<Deadline> next_deadline() const;
-  /// What has to be sent, in this order.
+  /// Takes the answers that have to be sent, in this order.
   std::vector<std::pair<int, Reply>> take_answers() { return std::exchange(answers_, {}); }
 
  private:
@@ -149,9 +149,9 @@ class StoreState {
 
 // --- The server ----------------------------------------------------------------------------------
 
-/// Where a store listens: the host itself if that is a loopback address, or one of this host's own
-/// in numbers. Else "", all interfaces: a host's name often means one address on the host and
-/// another elsewhere, and behind NAT or a service of Kubernetes no interface has the address.
+/// The interface on which a store listens: `host` itself if it is a loopback address, or in numbers
+/// an own address of this host. Else "", all interfaces: a host's name often means one address on
+/// the host and another elsewhere. Behind NAT or a Kubernetes service no interface has the address.
 std::string interface_of(const std::string& host);
 
 /// One thread in rank 0's process that serves all ranks. A connection that is not from a rank (a
@@ -159,11 +159,11 @@ std::string interface_of(const std::string& host);
 /// whose connection closes before it said leave has died.
 class StoreServer {
  public:
-  /// Listens on a port of `address`, at its interface_of(), and starts to serve. A connection that
-  /// has not proven `key`, or is without an introduction, in `introduction_seconds` is dropped.
-  /// Where only this host is served, ranks without a key can ask for it (KeyDesk).
-  /// `place_of` as StoreState::name_places()'s. Throws EnvironmentError, at once, if the port is
-  /// taken.
+  /// Listens on a port of `address`, at its interface_of(), and starts to serve. Drops a connection
+  /// that has not proven `key`, or not introduced itself, after `introduction_seconds`.
+  /// If only this host is served, ranks without a key can ask for the key (KeyDesk).
+  /// `place_of` is as for StoreState::name_places(). Throws EnvironmentError, at once, if the port
+  /// is taken.
   StoreServer(const Address& address, int world_size, std::string run_id,
               double introduction_seconds, const JobKey& key = {}, PlaceOf place_of = {});
   /// Closes all connections within milliseconds.
@@ -171,7 +171,7 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  /// The port that it listens on.
+  /// The port on which the store listens.
   int port() const { return port_; }
 
  private:

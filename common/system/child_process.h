@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// While it lives, SIGCHLD, SIGPIPE (a reader of stdout that leaves) and the signals that would end
-/// this process wait. Those that are ignored on purpose (nohup, a shell's background jobs) stay so,
-/// here and in children.
+/// Lets signals wait while it lives: SIGCHLD, SIGPIPE (a reader of stdout that leaves) and those
+/// that would end this process. Signals that are ignored on purpose (nohup, a shell's background
+/// jobs) stay ignored, here and in children.
 ///
-/// Make it before the process has threads: another thread would still receive them.
+/// Make it before the process has threads: another thread would still receive the signals.
 class HeldSignals {
  public:
   HeldSignals();
@@ -54,8 +54,8 @@ class Interrupted : public std::exception {
 /// Runs children, each in a process group of its own and without a terminal to read from. Whatever
 /// happens, no child outlives this object or this process: it is killed with its group.
 ///
-/// While the object lives, signals that would end this process wait: run() passes them on to the
-/// child; and they take effect here when the object is destroyed, and so after the destructors of
+/// While the object lives, signals that would end this process wait, and run() passes them on to
+/// the child. They take effect here when the object is destroyed, so after the destructors of
 /// everything that was made later (temporary files). Make it before this process has threads.
 class ChildRunner {
  public:

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Closed at the end of its scope. -1 is none. The kernel closes it on exec only if it was opened
-/// with O_CLOEXEC.
+/// A descriptor that is closed at the end of its scope; -1 is none. The kernel closes it on exec
+/// only if it was opened with O_CLOEXEC.
 class Descriptor {
  public:
   Descriptor() = default;

@@ -1,6 +1,6 @@
 #pragma once
-// The flight recorder: what a rank was doing, its last 64 calls, for whoever asks when it no longer
-// can say it itself. A recording is in memory, or a file, that outlives the rank.
+// The flight recorder keeps a rank's last 64 calls, for readers who ask when the rank itself can no
+// longer answer. A recording is in memory, or a file, that outlives the rank.
 //
 // The format, for readers in any language. Words of 8 bytes, of the machine that wrote them:
 //
@@ -38,7 +38,7 @@ namespace lockstep {
 enum FlightKind : uint64_t {
   kEndsTogether = 0,  // a collective that ends on no rank before all have come
   kTransfers = 1,     // sends and receives, which are not the same on all ranks
-  kEndsAlone = 2,     // a collective of which one rank has nothing to wait for: broadcast
+  kEndsAlone = 2,     // a collective in which one rank waits for nobody: broadcast
 };
 
 /// One call of a rank. The names in brackets are those of PyTorch's flight recorder
@@ -65,7 +65,7 @@ struct FlightHeader {
   std::array<uint64_t, 2> host{};  // its boot id
 };
 
-/// What a reader found.
+/// The result of reading a recording.
 struct FlightLog {
   FlightHeader header;
   int64_t gave_up_ns = 0;            // when an error first left a call; 0: never
@@ -84,12 +84,12 @@ class FlightPage {
 
   explicit FlightPage(void* memory) : words_(static_cast<std::atomic<uint64_t>*>(memory)) {}
 
-  /// A new recording, without entries.
+  /// Begins a new recording, without entries.
   void begin(const FlightHeader& header) const;
   void write(const FlightEntry& entry) const;
-  /// As much of it as fits.
+  /// Writes as much of the place as fits.
   void name_place(const std::string& place) const;
-  /// Remembers the first of such times.
+  /// Notes when an error left a call; keeps only the first such time.
   void give_up(int64_t now_ns) const;
 
  private:
@@ -98,7 +98,7 @@ class FlightPage {
 
 /// Copies a page that others may be writing.
 std::vector<uint64_t> copy_flight_page(const void* memory);
-/// What is in a copy of a page. Throws BadInput, saying what was found, if it is no recording.
+/// Reads a copy of a page. Throws BadInput, saying what was found, if the copy is no recording.
 FlightLog read_flight_page(const std::vector<uint64_t>& words);
 /// Whether nobody has begun a recording here.
 bool is_empty_flight_page(const std::vector<uint64_t>& words);
@@ -126,8 +126,8 @@ size_t flight_stride();
 std::string flight_memory(int fd);
 
 /// Keeps a rank's last 64 calls in the launcher's memory, if a launcher of ours has started this
-/// process, and in a file, if one is named. A call is written when it is made, begun and ended,
-/// each time in a fraction of a microsecond, and orders nothing between the threads that write.
+/// process, and in a file, if one is named. Writes a call when it is made, begun and ended. Writing
+/// takes a fraction of a microsecond, and orders nothing between the threads that write.
 class FlightRecorder {
  public:
   /// An empty `file` is none. Throws EnvironmentError if the file cannot be written.
@@ -136,14 +136,14 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  /// Where this rank is among the others, in the program's words: those who tell of its end say it,
-  /// too.
+  /// Notes this rank's place among the others, in the program's words. Reports of the rank's end
+  /// name this place, too.
   void name_place(const std::string& place) const {
     for (const FlightPage& page : pages_) page.name_place(place);
   }
 
-  /// How long this rank was in collectives of all ranks. They end on all ranks at about the same
-  /// time, so who was in them for less than others came later, by as much. No clock is compared.
+  /// How long this rank was in collectives of all ranks. These end on all ranks at about the same
+  /// time. So a rank with a shorter time came later, by the difference. No clock is compared.
   double seconds_in_collectives() const {
     return double(collective_ns_.load(std::memory_order_relaxed)) * 1e-9;
   }
@@ -169,23 +169,23 @@ class FlightRecorder {
 };
 
 /// One call on its way: copied into the task that makes it, used by one thread at a time. Without a
-/// recorder it only has a number. It does not own the recorder, which must outlive it: the count of
-/// a shared_ptr would be an order between threads, too.
+/// recorder, the call has only a number. The recorder must outlive the call, which does not own it:
+/// the count of a shared_ptr would be an order between threads, too.
 class FlightCall {
  public:
   FlightCall() = default;
-  /// The host makes the call.
+  /// Notes that the host makes the call.
   FlightCall(FlightRecorder* recorder, const FlightEntry& entry);
 
   uint64_t number() const { return entry_.number; }
   bool is_recorded() const { return recorder_ != nullptr; }
   bool has_started() const { return entry_.started_ns != 0; }
-  /// The device has come to it.
+  /// Notes that the device has come to the call.
   void start();
   void complete() { complete(steady_ns() - entry_.started_ns); }
-  /// For who only sees later that it began and ended, and knows how long it took.
+  /// For a caller that sees only later that the call began and ended, and knows how long it took.
   void complete(int64_t duration_ns);
-  /// An error has ended it: it stays a call that did not end.
+  /// Notes that an error has ended the call: in the recording it stays a call that did not end.
   void give_up();
 
  private:

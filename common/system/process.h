@@ -1,5 +1,5 @@
 #pragma once
-// What the operating system knows about this process: its command line, its memory and its times.
+// Facts that the operating system knows about this process: its command line, memory and times.
 
 #include <cstdint>
 #include <optional>
@@ -23,10 +23,10 @@ struct ThreadTimes {
   double computed = 0;  // it had a core
   double queued = 0;    // it was ready to go on, and waited for a core
 };
-/// Of a thread of this process, by the system's number; nothing if there is none, or the system
-/// does not keep these times (schedstat, proc(5)).
+/// The times of a thread of this process, by the system's number. Nothing if there is no such
+/// thread, or the system does not keep these times (schedstat, proc(5)).
 std::optional<ThreadTimes> thread_times(int thread);
-/// Seconds that all threads of this process had a core.
+/// Seconds for which this process's threads had a core, added up over the threads.
 double process_seconds();
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #pragma once
-// What a process has as one rank of several: its own copy of a file that every rank writes, and a
-// word to `lockstep launch`, which started it.
+// Helpers for a process that is one rank of several: the path of its own copy of a file that every
+// rank writes, and a line to `lockstep launch`, which started it.
 
 #include <fmt/core.h>
 #include <sys/stat.h>
@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// Where a rank writes its own copy of a file that every rank writes: rank 0 to `path` itself, rank
-/// 3 to "PATH.rank3".
+/// The path of a rank's own copy of a file that every rank writes: `path` itself for rank 0,
+/// "PATH.rank3" for rank 3.
 inline std::string path_of_rank(const std::string& path, int rank) {
   return rank == 0 ? path : fmt::format("{}.rank{}", path, rank);
 }
@@ -22,7 +22,7 @@ inline std::string path_of_rank(const std::string& path, int rank) {
 /// The environment variable that names the launcher's pipe: "DESCRIPTOR:INODE".
 inline constexpr const char* kLauncherPipe = "LOCKSTEP_LAUNCHER_PIPE";
 
-/// Its value for a pipe; "" if `fd` is none.
+/// The variable's value for a pipe; "" if `fd` is none.
 inline std::string launcher_pipe(int fd) {
   struct stat found;  // filled where fstat() succeeds
   const bool piped = ::fstat(fd, &found) == 0 && S_ISFIFO(found.st_mode);

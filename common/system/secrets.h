@@ -1,5 +1,5 @@
 #pragma once
-// What proves that somebody knows a secret, without telling it.
+// Proofs that somebody knows a secret, without telling the secret.
 
 #include <cstddef>
 #include <string>
@@ -7,17 +7,17 @@
 
 namespace lockstep {
 
-/// Why this build can prove nothing; empty if it can. Without libsodium the three below throw
-/// EnvironmentError with that text.
+/// The reason why this build can prove nothing; empty if it can. Without libsodium the next three
+/// functions throw EnvironmentError with this text.
 std::string proofs_availability();
 
 /// Bytes that nobody can guess.
 std::string random_bytes(size_t count);
-/// HMAC-SHA-256 (RFC 2104): 32 bytes that only those can compute who know the key. A key may have
-/// any length.
+/// HMAC-SHA-256 (RFC 2104): 32 bytes that nobody can compute without the key. A key may have any
+/// length.
 std::string hmac(std::string_view key, std::string_view message);
-/// Whether two texts are the same. Takes as long wherever they differ, so that nobody can guess a
-/// proof byte by byte.
+/// Whether two texts are the same. Takes the same time wherever they differ, so that nobody can
+/// guess a proof byte by byte.
 bool same_secret(std::string_view a, std::string_view b);
 
 constexpr size_t kProofBytes = 32;  // of hmac()

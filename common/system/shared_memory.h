@@ -8,16 +8,16 @@
 
 namespace lockstep {
 
-/// Memory behind a descriptor (memfd). Whoever is sent the descriptor can map it, too. It is gone
-/// with the last process that has it open or mapped, however that process ends.
+/// Memory behind a descriptor (memfd). A process that is sent the descriptor can map it, too. The
+/// memory is gone with the last process that has it open or mapped, however that process ends.
 class SharedMemory {
  public:
-  /// `bytes` zeros. Of the first `used` the system sets all aside, so that no later access can fail
-  /// for want of memory, and looks up their pages now. The others take memory when set_aside() asks
-  /// for them. Throws EnvironmentError with the size and the system's reason.
+  /// Makes `bytes` zeros. The system sets the first `used` aside, so that no later access to them
+  /// can fail for lack of memory, and looks up their pages now. The others take memory when
+  /// set_aside() asks for it. Throws EnvironmentError with the size and the system's reason.
   static SharedMemory create(size_t bytes, size_t used);
   static SharedMemory create(size_t bytes) { return create(bytes, bytes); }
-  /// What the process that created such memory sent the descriptor of. Throws EnvironmentError.
+  /// Opens such memory by the descriptor that its creator has sent. Throws EnvironmentError.
   static SharedMemory open(Descriptor descriptor, size_t bytes, size_t used);
   static SharedMemory open(Descriptor descriptor, size_t bytes) {
     return open(std::move(descriptor), bytes, bytes);
@@ -26,8 +26,8 @@ class SharedMemory {
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) = delete;
 
-  /// Before any of these bytes is touched, unless they are among those that were set aside already.
-  /// What they hold stays. Throws EnvironmentError.
+  /// Sets these bytes aside, and keeps what they hold. Call it before any of them is touched,
+  /// unless they were set aside already. Throws EnvironmentError.
   void set_aside(size_t first, size_t bytes) const;
 
   std::byte* data() const { return data_; }

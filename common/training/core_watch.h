@@ -10,16 +10,16 @@
 
 namespace lockstep {
 
-/// The share of its time, 0 to 1, that a thread was ready to go on but something else had its core.
-/// What the other threads of its own process computed in that time, `own_seconds`, is not counted:
-/// they may have been what it waited for. 0 where there was too little time to say.
+/// The share of a thread's time, 0 to 1, in which it was ready to go on but something else had its
+/// core. `own_seconds` do not count: in this time other threads of the same process computed, and
+/// the thread may have waited for them. 0 if there was too little time to say.
 double share_without_core(const ThreadTimes& times, double own_seconds);
 
 /// From this share without a core on, timings are spoilt. (On a quiet machine a device waits for up
 /// to 5 % of its time.)
 constexpr double kNoticedWithoutCore = 0.1;
 
-/// Adds up, while it is on, what the threads of CPU devices waited for cores.
+/// Adds up the time in which threads of CPU devices wait for cores, from start() to stop().
 class CoreWatch {
  public:
   explicit CoreWatch(std::vector<Device*> devices);
@@ -31,7 +31,7 @@ class CoreWatch {
   std::vector<double> shares_without_core() const;
 
  private:
-  /// Of all streams of a device, in their order.
+  /// The times of all streams of a device, in their order.
   using StreamTimes = std::vector<ThreadTimes>;
   std::vector<StreamTimes> times_now() const;
 

@@ -22,9 +22,9 @@ Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& f
 Evaluation evaluate(Module& network, Loss& loss, DataLoader& loader, int64_t samples,
                     Feeder& feeder, Context& context, int64_t least_passes = 0);
 
-/// The same where every rank's loader has a part of the set, rank 0's the largest: gives the
-/// evaluation of the whole set, on all ranks. All make equally many passes, since a network may
-/// communicate in them.
+/// The same if the loader of each rank has a part of the set, rank 0's the largest. Returns the
+/// evaluation of the whole set on all ranks. All ranks make equally many passes, since a network
+/// may communicate in a pass.
 Evaluation evaluate(Model& model, DataLoader& loader, int64_t samples, Feeder& feeder,
                     Context& context, Communicator& comm);
 

@@ -32,9 +32,9 @@ class Feeder {
   /// `slots` parts ahead of the stream.
   Feeder(Stream stream, const Dataset& set, size_t slots = 8);
 
-  /// Enqueues the copy of a batch, and of what kernels need to know about it (context.step() and
-  /// the places of its samples) to context.state(). The returned batch is overwritten, in stream
-  /// order, when the next batch of this size comes.
+  /// Enqueues the copy of a batch. Also copies what kernels need to know about the batch to
+  /// context.state(): context.step() and the places of the samples. The returned batch is
+  /// overwritten, in stream order, when the next batch of this size comes.
   const DeviceBatch& feed(const HostBatch& batch, Context& context);
   /// The same for a part of a batch. Call retire() when the last part has been fed.
   const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, Context& context);

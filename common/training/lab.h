@@ -1,6 +1,6 @@
 #pragma once
-// The frame of a program of labs, mistakes to be run and seen, and a training run that is small
-// enough to make them in.
+// The frame of a program of labs (mistakes to run and to see), and a training run that is small
+// enough for labs.
 
 #include <cmath>
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// A mistake that a program shows under its name: with it, or without it (`fixed`).
+/// A mistake that a program shows under its name: `run` has the mistake, or not (`fixed`).
 struct Lab {
   std::string name;
   std::function<void(bool fixed)> run;
@@ -30,7 +30,7 @@ struct RankLab {
   std::string devices = "cpu:0,cpu:1";  // unless a launcher starts the ranks
 };
 
-/// What main() of a program of labs does: labs NAME [--fixed]. Returns the exit status.
+/// The whole main() of a program of labs: labs NAME [--fixed]. Returns the exit status.
 int run_labs(int argc, const char* const* argv, const std::vector<Lab>& labs);
 /// The same on the lab's ranks, unless a launcher started others.
 int run_rank_labs(int argc, const char* const* argv, const std::vector<RankLab>& labs);
@@ -42,8 +42,8 @@ void say(const ProcessGroup& group, const std::string& line);
 
 // --- A small training run ------------------------------------------------------------------------
 
-/// What training a small network on synthetic images takes, on one CPU device. All of them begin
-/// with the same weights.
+/// All that is needed to train a small network on synthetic images, on one CPU device. Every
+/// SmallTraining begins with the same weights.
 struct SmallTraining {
   explicit SmallTraining(int index = 0, ModelKind kind = ModelKind::seed)
       : device(open_device({DeviceId::Kind::cpu, index}, {})),
@@ -65,8 +65,8 @@ struct SmallTraining {
     return *loader.next();
   }
 
-  /// Gradients of the parts of a batch, one after another; a sample counts `weight`. Only
-  /// enqueues.
+  /// Enqueues the passes that give the gradients of a batch's parts, one after another. A sample
+  /// counts `weight`. Does not wait.
   void enqueue_pass(const HostBatch& batch, const std::vector<BatchPart>& parts, double weight,
                     double learning_rate = 0.1) {
     context.begin_step({.learning_rate = Real(learning_rate), .loss_weight = Real(weight)});
@@ -84,7 +84,7 @@ struct SmallTraining {
     enqueue_pass(batch, parts, weight, learning_rate);
     stream.synchronize();
   }
-  /// The update that follows.
+  /// Enqueues the update that follows.
   void update() { optimizer.step(context.state(), loss); }
 
   std::unique_ptr<Device> device;

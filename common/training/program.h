@@ -1,8 +1,8 @@
 #pragma once
 // The frame of every main() that trains: parse, run, and have errors reported (options/report.h,
-// the one place where they become a line and a status). And what the program of one rank does
-// besides training: it starts the other ranks where nobody did, opens its device, and reads and
-// writes files together with the others.
+// the one place where they become a line and a status). Also the other work of one rank's program:
+// it starts the other ranks if nobody did, opens its device, and reads and writes files together
+// with the others.
 
 #include <concepts>
 #include <functional>
@@ -30,14 +30,14 @@ int run_program(const ProgramInfo& program, Options& options, int argc, const ch
 
 // --- One rank of several -------------------------------------------------------------------------
 
-/// Where no launcher started this process and nothing says which rank it is: starts this program
-/// again, one local rank per device, waits, and returns their exit status. In a rank it does and
+/// If no launcher started this process and nothing says which rank it is: starts this program
+/// again, one local rank per device, waits, and returns their exit status. In a rank, does and
 /// returns nothing. Simulated ranks are all in this process.
 std::optional<int> start_ranks(const Options& options, RankOptions& rank_options);
 
-/// What main() of a small program of several ranks does: parses the command line, starts the ranks
-/// if nobody did, one per device of `devices` (as --devices; looked at after parsing), and calls
-/// `work` in each of them. Returns the exit status.
+/// The whole main() of a small program of several ranks. Parses the command line. Then starts
+/// the ranks if nobody did, one per device of `devices` (as --devices; looked at after parsing).
+/// Calls `work` in each rank. Returns the exit status.
 int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
                      RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work);
@@ -55,8 +55,8 @@ std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup
 /// "2 ranks over shm (one host)", and what the job leaves open to strangers.
 std::string ranks_text(const ProcessGroup& group);
 
-/// The settings of the options with these roles, and what else weights depend on: the sizes of the
-/// data sets.
+/// The settings of the options with these roles, and the sizes of the data sets: weights depend on
+/// the sizes, too.
 nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Role> roles,
                             const DatasetPair& data);
 /// Everything that must be the same on all ranks: the weights, or the number of calls, depend on

@@ -19,9 +19,9 @@ class StepGraph {
       : context_(context), enabled_(enabled), full_size_(full_size) {}
 
   /// Enqueues `work`, which must enqueue the same operations at the same addresses every time it is
-  /// given a batch of `full_size`; what differs from step to step it reads from device memory
+  /// given a batch of `full_size`. `work` reads from device memory what differs from step to step
   /// (Context::state(), the batch). The first time `work` runs as it is, since libraries then
-  /// choose how to compute. The second time it is captured; after that it is no longer called. An
+  /// choose how to compute. The second time `work` is captured; later it is no longer called. An
   /// error of `work` ends the capture, too.
   void run(int64_t size, const std::function<void()>& work);
 

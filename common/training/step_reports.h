@@ -1,5 +1,5 @@
 #pragma once
-// What the host learns about the steps it enqueued, one step late.
+// Reports to the host about the steps that it enqueued, one step late.
 
 #include <deque>
 #include <memory>
@@ -25,7 +25,7 @@ struct StepReport {
 /// for step s, step s + 1 is already queued after it.
 class StepReports {
  public:
-  /// Keeps what arrives in host memory of `stream`'s device. The host's clock would not do for the
+  /// Keeps the reports in host memory of `stream`'s device. The host's clock would not do for the
   /// times: on a busy machine the host may be woken late.
   explicit StepReports(Stream stream);
 

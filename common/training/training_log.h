@@ -1,5 +1,5 @@
 #pragma once
-// What a run shows and remembers: log lines, progress bar, summary, --metrics.
+// The output and the records of a run: log lines, progress bar, summary, --metrics.
 
 #include <deque>
 #include <functional>
@@ -50,7 +50,7 @@ class ProgressBar {
   /// `samples`: the number in an epoch; without `wanted` nothing is ever shown.
   ProgressBar(int64_t samples, bool wanted);
 
-  /// That many samples of the epoch took so many seconds. Draws only what has changed.
+  /// Shows that so many samples of the epoch took so many seconds. Draws only what has changed.
   void show(int64_t samples_done, double seconds);
   /// Erases the bar, so that another line can be printed.
   void clear();
@@ -85,8 +85,8 @@ class TrainingLog {
   /// Prints a line.
   void say(const std::string& line) const;
 
-  /// For a run that continues: the steps and whole epochs that came before. Says so if none are
-  /// left.
+  /// For a run that continues: sets the steps and whole epochs that came before. Says so if there
+  /// is nothing left to train.
   void resume(int64_t steps, int64_t epochs);
   /// Begins an epoch at its batch `first_batch`.
   void begin_epoch(int64_t epoch, int64_t first_batch = 0);
@@ -106,17 +106,17 @@ class TrainingLog {
 
   void evaluated(const Evaluation& evaluation);
   bool has_evaluation() const { return !evaluations_.empty(); }
-  /// Of the last evaluation; 0 where nothing is computed.
+  /// The accuracy of the last evaluation; 0 if nothing is computed.
   double accuracy() const { return simulated() ? 0 : evaluations_.back().accuracy(); }
 
-  /// Adds a row to the summary: what a stage measured itself.
+  /// Adds a row to the summary, for what a stage itself has measured.
   void note(std::string row, std::string text);
   /// The same, and adds `value` to --metrics under `key`.
   void note(std::string row, std::string text, const std::string& key, const nlohmann::json& value);
-  /// For stages that copy from device to device: the bytes moved so far, counted where the copies
-  /// are enqueued, beside those that had to be moved.
+  /// For stages that copy from device to device. Notes the bytes moved so far, counted where the
+  /// copies are enqueued, beside the bytes that had to be moved.
   void note_copies(int64_t moved, int64_t by_sizes);
-  /// For stages of ranks that send in every step.
+  /// For stages of ranks that send in every step: notes the bytes that were sent.
   void note_sent(const SentPerStep& sent);
   /// Prints the summary and writes --metrics and --trace. `flops` are this process's.
   void finish(double flops);
@@ -127,7 +127,7 @@ class TrainingLog {
     bool print;
   };
 
-  /// What the summary says about a device of any rank.
+  /// The summary's figures of a device of any rank.
   struct DeviceRecord {
     std::string name;
     int64_t peak_bytes;         // while training
@@ -136,7 +136,7 @@ class TrainingLog {
   };
 
   bool prints() const { return peers_.rank == 0; }
-  /// Nothing is computed: there are times, and no losses.
+  /// Whether nothing is computed: then there are times, and no losses.
   bool simulated() const { return !devices_.front()->computes(); }
   double seconds_of_epoch() const;
   std::vector<nlohmann::json> exchange(const nlohmann::json& mine) const;
@@ -145,7 +145,7 @@ class TrainingLog {
   std::string who_failed() const;
   void collect_records(double flops);
   void together(const std::function<void()>& work) const;
-  /// --trace and --metrics.
+  /// Writes the files of --trace and --metrics.
   void write_files() const;
   nlohmann::json metrics() const;
   void note_precision();

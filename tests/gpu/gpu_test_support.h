@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of the CUDA backend share: the same work on cuda:0 and on the CPU's reference
+// Shared by the tests of the CUDA backend: the same work on cuda:0 and on the CPU's reference
 // engine, on tensors that notice a write beside them.
 
 #include <dlfcn.h>
@@ -44,7 +44,7 @@ inline bool is_model(const Device& device) {
   return device.description().find("CUDA model") != std::string::npos;
 }
 
-/// How often this thread has called a function of the model's, as it counts them; "kernel": how
+/// How often this thread has called a function of the model, as the model counts; "kernel": how
 /// many kernels of ours it has started.
 inline long calls_of(const char* function) {
   using Count = long(const char*);
@@ -53,7 +53,7 @@ inline long calls_of(const char* function) {
   return count(function);
 }
 
-/// The model takes seconds for what takes a GPU none: there, only --full tries everything.
+/// Whether to try everything: on the model, which is far slower than a GPU, only with --full.
 inline bool thorough() { return full_campaign() || !is_model(*open_device(kGpu, {})); }
 
 /// Keeps a stream busy for at least this long: passes over memory.

@@ -27,7 +27,7 @@ inline Ranks nccl_rank(int rank, int world_size, const std::string& id,
   });
 }
 
-/// Calls body(ranks, me) for each rank, on its thread. What each of them threw, as run_ranks().
+/// Calls body(ranks, me) for each rank, on its thread. Returns their errors, as run_ranks() does.
 template <class Body>
 std::vector<std::string> run_nccl_ranks(int world_size, Body body, double timeout_seconds = kLong,
                                         const DeviceOptions& options = {}) {
@@ -38,22 +38,22 @@ std::vector<std::string> run_nccl_ranks(int world_size, Body body, double timeou
   });
 }
 
-/// What run_nccl_ranks() returns if all is well.
+/// The result of run_nccl_ranks() if all is well.
 inline std::vector<std::string> no_errors(int world_size) {
   return std::vector<std::string>(static_cast<size_t>(world_size));
 }
 
-/// Ranks that lose another one end their process. So such ranks run in one of their own, as the
-/// hidden case with this tag, which begins with report_uncaught_errors(), as programs do. What a
-/// rank throws itself must leave its thread, too: so its work is noexcept. Returns how it ended.
-/// `variables` are added to the environment.
+/// Runs the hidden case with this tag in a process of its own: ranks that lose another rank end
+/// their process. The case begins with report_uncaught_errors(), as programs do. A rank's own error
+/// must leave its thread, too: so its work is noexcept. Returns how the process ended. `variables`
+/// are added to the environment.
 inline ProcessResult run_hidden(const std::string& tag,
                                 std::vector<std::pair<std::string, std::string>> variables = {}) {
   variables.emplace_back("LOCKSTEP_TEST_LOG", "/dev/null");
   return run_process({std::filesystem::read_symlink("/proc/self/exe"), tag}, kLong, variables);
 }
 
-/// That process ended with the status of a lost peer and one line, which has this text.
+/// Checks that the process ended with the status of a lost peer and one line with this text.
 inline void check_lost(const ProcessResult& ended, const std::string& text) {
   INFO(story(ended));
   CHECK_FALSE(ended.timed_out);

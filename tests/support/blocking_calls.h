@@ -1,6 +1,6 @@
 #pragma once
-// What would become of ranks' calls if each of them kept its rank's host until all whom it needs
-// have come to it: from their flight recordings, which have the calls in the order of the hosts.
+// Plays ranks' calls as if each call kept its rank's host until all the ranks it needs have come.
+// The calls are from flight recordings, which have them in the order of the hosts.
 
 #include <fmt/format.h>
 #include <cstdint>
@@ -18,8 +18,8 @@ inline bool belong_together(const FlightEntry& call, const FlightEntry& others, 
   return call.name != others.name && (call.members >> other & 1) == 1;  // a send and its receive
 }
 
-/// Each rank's calls one after another, begin to end: "" if all end; else where the ranks wait for
-/// each other, "rank 0 in all_reduce of 5 f32, sum; rank 1 in ...".
+/// Plays each rank's calls one after another. Returns "" if all end; else the calls that wait for
+/// each other: "rank 0 in all_reduce of 5 f32, sum; rank 1 in ...".
 inline std::string where_blocking_calls_stop(const std::vector<FlightRank>& ranks) {
   std::vector<size_t> next(ranks.size(), 0);  // of each rank's calls
   const auto call_of = [&](size_t rank) -> const FlightEntry* {

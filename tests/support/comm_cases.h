@@ -11,9 +11,9 @@
 
 namespace lockstep::testing {
 
-/// One kind of call. Every rank has `all` [W n] and `mine` [n] after it, or, in place, as its own
-/// part of `all`. Op::send is a ring (rank r sends mine to r+1, which puts it first in its all),
-/// Op::receive a gather by hand (the root receives every rank's mine into the parts of its all).
+/// One kind of call. Every rank has `all` [W n] and `mine` [n]. `mine` lies behind `all` or, in
+/// place, is the rank's part of `all`. Op::send is a ring: r+1 receives r's mine at the start of
+/// its all. Op::receive is a gather by hand: the root receives each mine into the parts of its all.
 struct Collective {
   Call::Op op;
   Reduction reduction = Reduction::sum;
@@ -23,11 +23,11 @@ struct Collective {
   std::string name(int root) const;
   /// Issues one rank's calls.
   void issue(Communicator& comm, Stream stream, const Elements& memory, int64_t n, int root) const;
-  /// What the ranks' memories, [W n + n] each, become.
+  /// The contents of the ranks' memories, [W n + n] each, after the calls.
   template <class T>
   std::vector<std::vector<T>> serial(const std::vector<std::vector<T>>& before, int64_t n,
                                      int root) const;
-  /// Where in a rank's memory `mine` begins.
+  /// The place in a rank's memory where `mine` begins.
   int64_t mine_at(int rank, int world_size, int64_t n) const {
     return (in_place ? rank : world_size) * n;
   }
@@ -88,8 +88,8 @@ inline void Collective::issue(Communicator& comm, Stream stream, const Elements&
   }
 }
 
-/// The sum, or average, of n elements of every rank, in rank order; rank r's begin at at[r]. Those
-/// of 16 bits are rounded once.
+/// The sum, or average, of n elements of every rank, in rank order; rank r's begin at at[r].
+/// Results of 16 bits are rounded once.
 template <class T>
 std::vector<T> sum_in_rank_order(const std::vector<std::vector<T>>& ranks,
                                  const std::vector<int64_t>& at, int64_t n, Reduction reduction) {

@@ -27,8 +27,8 @@ inline std::vector<DeviceId> device_ids(int world_size, DeviceId::Kind kind = De
 
 /// The ranks of a group, each with a stream of its own.
 struct Ranks {
-  /// All in this process, on CPU devices. connect(rank) connects one with the others; all are
-  /// called at the same time.
+  /// Makes all ranks in this process, on CPU devices. connect(rank) connects one rank with the
+  /// others; all these calls run at the same time.
   Ranks(
       int world_size, const std::function<std::shared_ptr<HostTransport>(int rank)>& connect,
       const std::function<std::optional<RollCall>(int rank)>& roll_call = [](int) {
@@ -49,8 +49,8 @@ struct Ranks {
     }
   }
 
-  /// One rank, on `id`. The other ranks are elsewhere. Streams with their numbers are of this
-  /// device, too, so that a test does not need to know.
+  /// Makes one rank, on `id`; the other ranks are elsewhere. Streams with their numbers belong to
+  /// this device, too, so a test need not know where ranks are.
   Ranks(const DeviceId& id, int rank, int world_size, const DeviceOptions& options,
         const std::function<std::unique_ptr<Communicator>(Device&)>& connect) {
     owned.push_back(open_device(id, options));
@@ -64,7 +64,7 @@ struct Ranks {
 
   int size() const { return static_cast<int>(streams.size()); }
   bool is_here(size_t rank) const { return comms[rank] != nullptr; }
-  /// One group: f(communicator, stream) for every rank.
+  /// Calls f(communicator, stream) for every rank, as one group.
   template <class F>
   void together(F f) const {
     for (const auto& comm : comms) {
@@ -95,7 +95,7 @@ std::vector<BasicTensor<T>> numbered(const Ranks& ranks, int64_t count, T first)
   return tensors;
 }
 
-/// What each rank has sent so far.
+/// The bytes that each rank has sent so far.
 inline std::vector<int64_t> bytes_sent(const Ranks& ranks) {
   std::vector<int64_t> sent(static_cast<size_t>(ranks.size()));
   ranks.synchronize();
@@ -104,7 +104,7 @@ inline std::vector<int64_t> bytes_sent(const Ranks& ranks) {
   return sent;
 }
 
-/// What each rank sends for one collective of n elements, as counted.
+/// The bytes that each rank sends for one collective of n elements, as counted.
 template <class T = float>
 std::vector<int64_t> bytes_sent_for(const Ranks& ranks, const Collective& collective, int64_t n,
                                     int root) {
@@ -180,7 +180,7 @@ class Trial {
     }
   }
 
-  /// A group with one collective.
+  /// Enqueues a group with one collective.
   void enqueue(const Collective& collective, int root = 0) {
     const auto copy = [&](int rank, const BasicTensor<T>& from, const BasicTensor<T>& to) {
       ranks_.streams[rank].copy(to.data(), from.data(), to.bytes());
@@ -197,7 +197,7 @@ class Trial {
     }
     runs_.push_back(std::move(run));
   }
-  /// Everything that the ranks can do: with every root, or with the last one only.
+  /// Enqueues everything that the ranks can do: with every root, or with the last one only.
   void enqueue_all(bool every_root = true) {
     const int last = ranks_.size() - 1;
     for (const Collective& collective : collectives(Elements(memory_[0]).type, ranks_.size())) {
@@ -206,8 +206,8 @@ class Trial {
     }
   }
 
-  /// Waits. The first difference to the serial reference of what was enqueued since the last call,
-  /// in words; "" if there is none. Sums may be off by `tolerance`; 0: all bits are right.
+  /// Waits. Compares all enqueued since the last call with the serial reference. Returns the first
+  /// difference in words, or "". Sums may be off by `tolerance`; 0: all bits are right.
   std::string first_fault(double tolerance = 0) {
     std::string fault = runs_.empty() ? "nothing was run" : "";
     for (const Execution& run : runs_) {

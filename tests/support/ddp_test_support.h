@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of stages 04 and 05 share: one rank's network, and the samples it is trained on.
+// Shared by the tests of stages 04 and 05: one rank's network, and the samples it is trained on.
 
 #include <functional>
 #include <memory>
@@ -29,7 +29,7 @@ struct Samples {
     for (int64_t i = 0; i < count; ++i) labels.push_back(static_cast<int32_t>((i * 7 + seed) % 10));
   }
   int64_t count() const { return std::ssize(labels); }
-  /// Those at first, first + stride, ...
+  /// The samples at first, first + stride, ...
   Samples every(int64_t first, int64_t stride) const {
     Samples part(0);
     for (int64_t i = first; i < count(); i += stride) {

@@ -13,7 +13,7 @@
 
 namespace lockstep::testing {
 
-/// +0, to the bit.
+/// Whether all values are +0, to the bit.
 inline bool all_zero(const std::vector<Real>& values) {
   return std::all_of(values.begin(), values.end(),
                      [](Real value) { return value == 0 && !std::signbit(value); });

@@ -1,5 +1,5 @@
 #pragma once
-// What a launcher on this host gives the ranks, and a port for their store.
+// The launcher's contract with ranks on this host, and a port for their store.
 
 #include <vector>
 

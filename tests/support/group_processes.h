@@ -16,7 +16,7 @@
 
 namespace lockstep::testing {
 
-/// nullopt: not set.
+/// Environment variables; nullopt: not set.
 using Variables = std::map<std::string, std::optional<std::string>>;
 
 /// One process of a group.
@@ -119,7 +119,7 @@ inline GroupResult run_group(const std::vector<RankProcess>& processes) {
   return result;
 }
 
-/// It ended with this status, one line on stderr that has all of these, and nothing on stdout.
+/// Checks that it ended with this status, one line on stderr with all `fragments`, and no stdout.
 inline void check_error(const RankResult& rank, int status, const Words& fragments) {
   CHECK(rank.status == status);
   CHECK(rank.out.empty());

@@ -28,11 +28,11 @@ inline Words lines_of(const std::string& text) {
   return lines;
 }
 
-/// The most that may take what the launcher promises in `seconds` on a machine that does nothing
-/// else: tests run next to compilers and other people's work.
+/// The time limit, in tests, for what the launcher promises in `seconds` on an idle machine: tests
+/// run next to compilers and other people's work.
 inline double promised(double seconds) { return 5 * seconds; }
 
-/// A campaign keeps the promise as it stands if half of its turns do. Sanitizers take their time.
+/// Checks that half of a campaign's turns take less than `seconds`; not with slow sanitizers.
 inline void check_promise(std::vector<double> taken, [[maybe_unused]] double seconds) {
   std::ranges::nth_element(taken, taken.begin() + std::ptrdiff_t(taken.size() / 2));
 #if !defined(__SANITIZE_ADDRESS__)
@@ -40,7 +40,7 @@ inline void check_promise(std::vector<double> taken, [[maybe_unused]] double sec
 #endif
 }
 
-/// Whether it is true, or becomes so in `seconds`.
+/// Whether is_true() is true now, or becomes true within `seconds`.
 inline bool soon(double seconds, const std::function<bool()>& is_true) {
   for (const auto begin = Clock::now(); !is_true();
        std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
@@ -49,7 +49,7 @@ inline bool soon(double seconds, const std::function<bool()>& is_true) {
   return true;
 }
 
-// What scripts of ranks use.
+// Functions for the scripts of ranks.
 constexpr const char* kFunctions = R"(
 is_rank() { [ "$RANK" = "$1" ]; }
 announce() { echo "$$" >"$DIR/.$1.$RANK"; mv "$DIR/.$1.$RANK" "$DIR/$1.$RANK"; }
@@ -85,7 +85,7 @@ class Jobs {
     CHECK(processes() == Words{});
     return result;
   }
-  /// The same, at the same time as this test.
+  /// Launches ranks that run at the same time as this test.
   std::future<ProcessResult> begin(const Words& options, const Words& program,
                                    double deadline_seconds = kDeadline) const {
     return std::async(std::launch::async, [=, this] {
@@ -143,9 +143,9 @@ class Jobs {
   TempDir folder_;
 };
 
-/// A run that stops after 3 of 6 steps goes on as one that never stopped: with each parameter's own
-/// count of steps, as steps 1, 3 and 5 leave a layer out, and with a log that goes on, too.
-/// `command` trains on 120 samples.
+/// Checks that a run stopped after 3 of 6 steps goes on as if it had not stopped, and its log, too.
+/// Each parameter has its own count of steps, because steps 1, 3 and 5 leave a layer out. `command`
+/// trains on 120 samples.
 inline void check_goes_on(const Jobs& jobs, const Words& command) {
   const auto run = [&](const Words& options) {
     const ProcessResult result =

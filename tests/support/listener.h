@@ -1,5 +1,5 @@
 #pragma once
-// What listeners of Catch2 share: version 2 (Debian 12) or 3 (Debian 13) under the same names, and
+// Shared by listeners of Catch2: version 2 (Debian 12) or 3 (Debian 13) under the same names, and
 // texts as JSON.
 
 #if LOCKSTEP_CATCH2 >= 3

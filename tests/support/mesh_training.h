@@ -30,7 +30,7 @@ struct MeshResult {
   Real loss = 0;              // of the last step
 };
 
-/// One rank's side of a run: what train() of stage 07 has.
+/// One rank's side of a run, with the objects of stage 07's train().
 class MeshMember {
  public:
   /// `world` has all ranks of `group`, on the device of the streams.
@@ -67,7 +67,7 @@ class MeshMember {
           .loss_weight = Real(samples.world_size()) / Real(batch.count())}});
   }
 
-  /// Gradients of what was fed. Only enqueues, as do the next two.
+  /// Computes the gradients of what was fed. Only enqueues, as the next two functions do.
   void forward_and_backward() {
     optimizer.zero_gradients();
     for (size_t part = 0; part < images.size(); ++part) {
@@ -99,7 +99,7 @@ class MeshMember {
     return first;
   }
 
-  /// In how many steps a gradient has overflowed, in fp16. Waits.
+  /// The number of steps in which a gradient has overflowed, in fp16. Waits.
   int64_t skipped_steps() const { return optimizer.health().to_host()[0].skipped; }
 
   /// All ranks call it. Waits.

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of kernels and layers share: one device, reproducible numbers, and how far two
+// Shared by the tests of kernels and layers: one device, reproducible numbers, and how far two
 // arrays are apart.
 
 #include <algorithm>

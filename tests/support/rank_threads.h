@@ -8,9 +8,9 @@
 
 namespace lockstep::testing {
 
-/// Calls body(rank) on a thread of its own for each of these ranks and waits for all. What each of
-/// them threw, as text, in the same order; "" for one that threw nothing. No assertions in there:
-/// Catch2's belong to the main thread.
+/// Calls body(rank) on a thread of its own for each of these ranks and waits for all. Returns each
+/// rank's error as text, in the same order; "" if it threw nothing. `body` must not assert:
+/// Catch2's assertions belong to the main thread.
 template <class Body>
 std::vector<std::string> run_ranks(const std::vector<int>& ranks, Body body) {
   std::vector<std::string> errors(ranks.size());
@@ -28,7 +28,7 @@ std::vector<std::string> run_ranks(const std::vector<int>& ranks, Body body) {
   return errors;
 }
 
-/// Ranks 0 to world_size - 1.
+/// The same for ranks 0 to world_size - 1.
 template <class Body>
 std::vector<std::string> run_ranks(int world_size, Body body) {
   std::vector<int> ranks;

@@ -14,14 +14,14 @@ namespace lockstep::testing {
 /// Eight steps of eight samples: cheap even under a sanitizer.
 inline const Words kSmall{"--data", "synthetic:64:16", "--batch-size", "8"};
 
-/// Started like this, even root has to ask the file system for permission.
+/// Words before a command; started with them, even root needs permission from the file system.
 inline Words without_privileges() {
   if (::geteuid() != 0) return {};
   return {"setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps",
           "-dac_override,-dac_read_search"};
 }
 
-/// One line on stderr that names all of `fragments`, status 1, nothing trained.
+/// Checks for one line on stderr that names all of `fragments`, status 1, and no training.
 inline void check_error_line(const ProcessResult& run, const Words& fragments) {
   INFO(story(run));
   CHECK_FALSE(run.timed_out);
@@ -34,7 +34,7 @@ inline void check_error_line(const ProcessResult& run, const Words& fragments) {
   CHECK_THAT(run.out, !Catch::Matchers::ContainsSubstring("Test set"));
 }
 
-/// A stage refuses these options before it trains and before it writes anything.
+/// Checks that a stage refuses these options before it trains and before it writes anything.
 inline void check_stage_refuses(const Words& options, const Words& fragments,
                                 const Words& prefix = {},
                                 const std::string& stage = "01-single-gpu") {

@@ -25,8 +25,8 @@ inline bool note_fsync(int fd) {
   return note_system_call("fsync directory", path.string());
 }
 
-/// A name in an open folder, as a path; as it is, if it begins at the root or in the current
-/// folder.
+/// The path of a name in an open folder. A name that begins at the root or in the current folder
+/// stays as it is.
 inline std::filesystem::path path_in(int folder, const char* name) {
   if (folder == AT_FDCWD || *name == '/') return name;
   std::error_code none;

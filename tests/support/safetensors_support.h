@@ -39,15 +39,15 @@ inline bool same_tensor(const TensorEntry& a, const TensorEntry& b) {
          std::ranges::equal(a.bytes, b.bytes);
 }
 
-/// Names are unique in a file.
+/// Whether the file has this tensor. Names are unique in a file.
 inline bool has_tensor(const SafetensorsFile& file, const TensorEntry& tensor) {
   return std::ranges::any_of(file.tensors(),
                              [&](const TensorEntry& found) { return same_tensor(found, tensor); });
 }
 
-/// The promise of the parser for any bytes at all: it throws BadInput (returned here as its text),
-/// or it accepts (returned as ""). What it accepts must survive being written and read again, and
-/// the second writing must give the same bytes; written with checksums, it is accepted, too.
+/// Checks the parser's promise for any bytes: it throws BadInput (returned here as its text), or it
+/// accepts the file (returned as ""). An accepted file must survive being written and read again,
+/// and the second writing must give the same bytes; written with checksums, it is accepted, too.
 /// Anything else is a std::logic_error.
 inline std::string check_parser(std::string_view file) {
   std::string refusal;

@@ -94,7 +94,7 @@ struct ShardedSample {
   }
 };
 
-/// What resumes: conv.weight [2,3,1,1] and conv.bias [2].
+/// The network that resumes: conv.weight [2,3,1,1] and conv.bias [2].
 class SmallNetwork final : public Sequential {
  public:
   SmallNetwork() {
@@ -103,7 +103,7 @@ class SmallNetwork final : public Sequential {
   }
 };
 
-/// What join-weights and a run that resumes do with the checkpoint at `path`.
+/// Does with the checkpoint at `path` what join-weights and a run that resumes do.
 inline void use_sharded(const std::filesystem::path& path, const std::filesystem::path& out) {
   const ShardedCheckpoint checkpoint(path);
   for (size_t shard = 0; shard < checkpoint.shards(); ++shard) checkpoint.verify(shard);
@@ -138,7 +138,7 @@ inline void use_sharded(const std::filesystem::path& path, const std::filesystem
   within(path.string(), [&] { check_state_dict(network, saved); });
 }
 
-/// The promise of `join-weights`, and of a run that resumes, for any description of files: it
+/// Checks the promise of `join-weights` and of a run that resumes, for any description of files: it
 /// throws BadInput (returned here as its text), or it accepts (returned as ""). Anything else is a
 /// std::logic_error, or ends the process.
 inline std::string check_sharded(const std::string& lines, const std::filesystem::path& folder) {

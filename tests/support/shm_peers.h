@@ -1,5 +1,5 @@
 #pragma once
-// What ranks that share memory have of each other, without a process for each.
+// The ranks' sides of shared memory, without a process for each rank.
 
 #include <sys/socket.h>
 
@@ -11,8 +11,8 @@
 
 namespace lockstep::testing {
 
-/// All ranks' sides of the shared memory. It is mapped once, so that ThreadSanitizer sees that they
-/// use the same.
+/// All ranks' sides of the shared memory. It is mapped once, so that ThreadSanitizer sees that the
+/// ranks use the same memory.
 inline std::vector<std::unique_ptr<ShmPeers>> shm_peers(int world_size, double timeout_seconds) {
   std::vector<std::vector<Socket>> sockets;
   for (int rank = 0; rank < world_size; ++rank) sockets.emplace_back(size_t(world_size));

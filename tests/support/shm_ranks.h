@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-/// The ranks of a group that is connected by them.
+/// The ranks of a group that is connected by shared memory.
 inline Ranks shm_ranks(int world_size, double timeout_seconds = 20) {
   auto peers = shm_peers(world_size, timeout_seconds);
   return Ranks(world_size,

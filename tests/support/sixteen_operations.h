@@ -20,21 +20,21 @@ inline Values rounded(Values values, ElementType type) {
   return values;
 }
 
-/// Of what operations get: images [N,H,W,C], and rows [N,F].
+/// The shapes that operations get: images [N,H,W,C], and rows [N,F].
 struct Shapes {
   Shape images, rows;
 };
 inline const Shapes kUneven{{3, 6, 4, 7}, {9, 11}};  // no row is whole packs of a GPU
 inline const Shapes kEven{{3, 6, 4, 16}, {9, 32}};
 
-/// A call of an operation, with tensors of `stored`. Numbers are those of `type` in any case.
+/// A call of an operation, with tensors of type `stored`. Numbers are of `type` in any case.
 struct Trial {
   const TestDevice& d;
   ElementType stored, type;
   Shapes shapes;
   struct Given {
     AnyTensor tensor;
-    bool rounds;  // what is in it afterwards
+    bool rounds;  // the operation rounds it
   };
   std::vector<Given> given{};
 
@@ -116,7 +116,7 @@ inline void convolve(Trial& t, const Window2d& g) {
   t.kernels().conv2d_backward_input(t.d.stream, g, dy, weight, t.out(g.input()));
 }
 
-/// y of random numbers as log-probabilities.
+/// Makes log-probabilities y of random numbers, then uses y backward.
 inline void softmax(Trial& t) {
   const Tensor y = t.sum(t.shapes.rows);
   t.kernels().log_softmax(t.d.stream, t.in(t.shapes.rows, 1), y);
@@ -180,8 +180,8 @@ inline const std::vector<Operation> kOperations{
      true},
 };
 
-/// compare(found, expected) for each result of an operation on numbers of 16 bits, of both types.
-/// Expected is what the operation gives with the same numbers as Real, rounded if it is an
+/// Calls compare(found, expected) for each result of an operation on numbers of 16 bits, of both
+/// types. `expected` is the operation's result with the same numbers as Real, rounded if it is an
 /// activation.
 template <class Compare>
 void each_result(const TestDevice& d, const Operation& operation, const Shapes& shapes,

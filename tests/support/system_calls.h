@@ -62,15 +62,15 @@ inline bool note_system_call(const std::string& call, const std::string& directo
   return watcher != nullptr && watcher->note(call, directory);
 }
 
-/// Root may write anywhere, by its capabilities; without them it is a user like any other. Lasts
-/// for the rest of the calling thread's life.
+/// Takes root's capabilities, by which root may write anywhere, from the calling thread. Lasts for
+/// the rest of the thread's life.
 inline void drop_capabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[2] = {};
   if (::syscall(SYS_capset, &header, none) != 0) throw std::runtime_error("capset failed");
 }
 
-/// Calls body() on a thread that is without them.
+/// Calls body() on a thread without these capabilities.
 template <class Body>
 void without_capabilities(Body body) {
   std::thread([&] {

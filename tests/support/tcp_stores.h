@@ -11,7 +11,7 @@
 
 namespace lockstep::testing {
 
-/// All ranks' connections to it, rank 0's first and gone last.
+/// All ranks' connections to the store; rank 0's is made first and closed last.
 struct Stores {
   explicit Stores(int world_size, const std::string& host = "127.0.0.1") {
     for (int rank = 0; rank < world_size; ++rank) {

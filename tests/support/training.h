@@ -43,7 +43,7 @@ class Training {
     optimizer.round();
   }
 
-  /// One step per batch of the set; the loss of each.
+  /// Makes one step per batch of the set; returns the loss of each.
   std::vector<double> epoch(int64_t number = 0) {
     std::vector<double> losses;
     loader.begin_epoch(number);

@@ -10,8 +10,8 @@
 
 namespace lockstep::testing {
 
-/// The promise of from_json() for any text at all: it throws BadInput (returned here as its text),
-/// or it accepts (returned as ""), and then the state survives its own text. Anything else is a
+/// Checks from_json()'s promise for any text: it throws BadInput (returned here as its text), or it
+/// accepts (returned as ""), and then the state survives its own text. Anything else is a
 /// std::logic_error.
 inline std::string check_training_state(const std::string& text) {
   try {

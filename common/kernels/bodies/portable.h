@@ -1,9 +1,9 @@
 #pragma once
-// What lets one body compile for both processors.
+// The definitions with which one body compiles for both processors.
 //
 // A body is a functor at namespace scope: pointers and numbers in, one element (or row) of work per
-// call. g++ compiles it into the loops of cpu/launch.h, nvcc into the kernels of cuda/. Only
-// what starts it differs, so tests on the CPU cover the very formulas that a GPU runs.
+// call. g++ compiles it into the loops of cpu/launch.h, nvcc into the kernels of cuda/. Only the
+// launchers differ, so tests on the CPU cover the very formulas that a GPU runs.
 
 #include <cstdint>
 
@@ -23,16 +23,16 @@ namespace lockstep::bodies {
 /// A NaN stays a NaN: `x < 0` is false for it.
 LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
 
-/// A body names the members that point to its arrays, so that a launcher can lead them elsewhere:
-/// on a GPU to registers, into which it moved several neighbours at once (cuda/packs.cuh). `Arrays`
-/// have an element for each call; `FeatureArrays` one for each feature of a row, and are only read.
-/// The formula stays one for one element.
+/// Names the members of a body that point to its arrays, so that a launcher can redirect them: on a
+/// GPU to registers, into which it has loaded several neighbours at once (cuda/packs.cuh). `Arrays`
+/// have an element for each call. `FeatureArrays` have one for each feature of a row, and are only
+/// read. The formula stays that of one element.
 template <auto... member>
 struct Members {};
 
-/// What a launcher calls for each element. A body may have a member prepared(), which computes what
-/// is the same for all elements and returns another body with it; it is called when the operation
-/// runs, once per launch or once per thread, and may read device memory.
+/// The body that a launcher calls for each element. A body may have a member prepared(), which
+/// computes what is the same for all elements and returns another body with it. prepared() runs
+/// when the operation runs, once per launch or once per thread, and may read device memory.
 template <class Body>
 LOCKSTEP_BODY auto prepared(const Body& body) {
   if constexpr (requires { body.prepared(); }) {
@@ -52,13 +52,13 @@ LOCKSTEP_BODY auto prepared_for(const Body& body, int64_t parameter) {
   }
 }
 
-/// Reductions over rows are bodies with two sums per channel: terms(i, c) gives what element i
-/// adds, which is of channel c, finish(c, sum0, sum1) turns the totals (in double) into the result.
+/// Reductions over rows are bodies with two sums per channel. terms(i, c) gives the addends of
+/// element i of channel c. finish(c, sum0, sum1) turns the totals (in double) into the result.
 struct Terms {
   Real first, second;
 };
 
-/// What an update skips: the numbers of stretches whose parameters are not marked.
+/// The marks of parameters: an update skips the stretches of parameters that are not marked.
 struct Marked {
   const Stretch* stretches;
   const Real* marks;

@@ -1,6 +1,6 @@
 #pragma once
-// What convolves and multiplies matrices on CPU devices. Two engines: oneDNN, and a readable one
-// that is the oracle of the tests and is used where oneDNN is missing or float64 is asked for.
+// The engines that convolve and multiply matrices on CPU devices: oneDNN, and a readable one. The
+// latter is the oracle of the tests, and is used where oneDNN is missing or float64 is asked for.
 
 #include <memory>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace lockstep::cpu {
 
-/// What one stream's worker computes with: called and destroyed there. Shapes as in kernels.h.
+/// Computes for one stream's worker, which calls and destroys the engine. Shapes as in kernels.h.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -34,7 +34,7 @@ struct EngineMaker {
 };
 /// Loops on Real.
 EngineMaker reference_engine();
-/// Without `make` in a build without oneDNN.
+/// oneDNN; `make` is null in a build without oneDNN.
 EngineMaker onednn_engine();
 
 /// The catalogue, with convolution and matrix product by this engine.

@@ -9,14 +9,14 @@
 
 namespace lockstep::cpu {
 
-/// What an operation on numbers T gives the engine instead: for T = Real they themselves, else
-/// copies, one after another in a workspace.
+/// The numbers that an operation on numbers T gives the engine. For T = Real these are the numbers
+/// themselves, else copies, one after another in a workspace.
 template <class T>
 class RealCopies {
   static constexpr bool kCopies = sizeof(T) != sizeof(Real);
 
  public:
-  /// `elements`: of all copies together, but for their alignment.
+  /// `elements`: the number of elements of each copy.
   RealCopies(Workspace& memory, std::initializer_list<int64_t> elements) {
     int64_t all = 0;
     for (const int64_t one : elements) all += aligned(one);
@@ -31,7 +31,7 @@ class RealCopies {
       return to;
     }
   }
-  /// What the engine reads for n numbers.
+  /// The n numbers in the form that the engine reads.
   const Real* widened(const T* from, int64_t n) {
     if constexpr (kCopies) {
       Real* const copy = room(nullptr, n);
@@ -42,14 +42,14 @@ class RealCopies {
       return from;
     }
   }
-  /// What the engine has written becomes n numbers T, rounded.
+  /// Rounds n numbers, which the engine has written, to numbers T.
   static void round(const Real* written, T* to, int64_t n) {
     if constexpr (kCopies) {
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) to[i] = float(written[i]);
     }
   }
-  /// Rounds what the engine has written to T, and adds it to n numbers, Real or T.
+  /// Rounds n numbers, which the engine has written, to T. Adds them to n numbers, Real or T.
   template <class To>
   static void add_rounded(const Real* written, To* to, int64_t n) {
 #pragma omp simd

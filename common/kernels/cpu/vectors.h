@@ -16,10 +16,10 @@ constexpr int64_t kVectorBytes = 32;
 #else
 constexpr int64_t kVectorBytes = 16;
 #endif
-/// Whether these convolutions were measured to pay on such a processor.
+/// Whether these convolutions were measured to be worth it on such a processor.
 constexpr bool kWideVectors = kVectorBytes >= 32;
 
-/// One register of numbers, which the operators treat side by side.
+/// A register of numbers. Operators work on all of its numbers side by side.
 using Lanes [[gnu::vector_size(kVectorBytes)]] = Real;
 constexpr int64_t kLanes = kVectorBytes / sizeof(Real);
 

@@ -21,7 +21,7 @@ void check(cudaError_t status, const char* call, const std::string& device);
 void check(cublasStatus_t status, const char* call, const std::string& device);
 void check(cudnnStatus_t status, const char* call, const std::string& device);
 
-/// Calls `destroy` on what it owns; its status no longer matters.
+/// Calls `destroy` on the owned object; the returned status no longer matters.
 template <auto destroy>
 struct Destroyer {
   template <class Pointer>

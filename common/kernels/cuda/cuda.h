@@ -14,7 +14,7 @@
 
 namespace lockstep::cuda {
 
-/// GPUs that this process can use, and, where there are none, why.
+/// The GPUs that this process can use, or the reason why there are none.
 struct Availability {
   int devices = 0;
   std::string reason{};   // "built without CUDA", "no driver", ...; empty if devices > 0

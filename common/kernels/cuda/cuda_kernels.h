@@ -1,5 +1,5 @@
 #pragma once
-// What cuda_kernels.cu, which nvcc compiles, gives to the rest of the backend.
+// The functions of cuda_kernels.cu, which nvcc compiles, for the rest of the backend.
 
 #include <cuda_runtime_api.h>
 
@@ -32,15 +32,15 @@ void transpose(CudaStream&, const Transpose<From, To>&);
 template <class T>
 void add_to(CudaStream&, int64_t n, const T* x, Real* y);
 
-/// Pixels of images [images, many_height, many_width, channels], and those of them whose row and
-/// column are multiples of `stride`.
+/// The many pixels of images [images, many_height, many_width, channels], and the few of them whose
+/// row and column are multiples of `stride`.
 struct PixelGrid {
   int64_t images, many_height, many_width, few_height, few_width, channels, stride;
 };
-/// Copies those pixels.
+/// Copies the few pixels out of the many.
 template <class T>
 void take_pixels(CudaStream&, const PixelGrid&, const T* many, T* few);
-/// Copies them back, and sets all others to zero.
+/// Copies the few pixels back, and sets all others to zero.
 template <class T>
 void spread_pixels(CudaStream&, const PixelGrid&, const T* few, T* many);
 

@@ -23,7 +23,7 @@ namespace lockstep::cuda {
 
 class Libraries;
 
-/// What the streams of one GPU share, apart from the GPU itself.
+/// The state that the streams of one GPU share, apart from the GPU itself.
 ///
 /// Host tasks and libraries can fail without the GPU noticing. Work already given to the GPU is not
 /// taken back then: streams that wait for the failed work continue with whatever it left. So a
@@ -41,14 +41,14 @@ class DeviceState {
     if (!error_) error_ = std::move(error);
   }
 
-  /// True when it is asked for the first time: what concerns all streams is said once.
+  /// True the first time that `text` is given: a text about all streams is printed once.
   bool is_new(const std::string& text) {
     const std::lock_guard lock(mutex_);
     return said_.insert(text).second;
   }
 
-  /// What found() says of a kernel; it is asked once. The mutex is free meanwhile: CUDA may load
-  /// the kernel, and wait for host tasks.
+  /// The result of found() for a kernel, kept from the first call. The mutex is free during this
+  /// call: CUDA may load the kernel, and wait for host tasks.
   template <class Found>
   int blocks_each(const void* kernel, Found found) {
     {
@@ -70,7 +70,7 @@ class DeviceState {
 
 class CudaStream final : public StreamBackend {
  public:
-  /// `index` is the GPU's, `pool` where its memory comes from, `state` the device's.
+  /// `index` is the GPU's number, `pool` gives its memory, `state` is the device's.
   CudaStream(Device& device, std::string name, int index, cudaMemPool_t pool, DeviceState& state);
   /// Waits for what is queued.
   ~CudaStream() override;
@@ -91,12 +91,12 @@ class CudaStream final : public StreamBackend {
   static constexpr int kBlockCounters = 1024;
   /// cuBLAS and cuDNN on this stream.
   Libraries& libraries();
-  /// How many blocks of so many threads run on the GPU at the same time, of this kernel: the more
-  /// registers a thread has, the fewer. Within enqueue().
+  /// The number of blocks of this kernel, of so many threads each, that run on the GPU at one time.
+  /// The more registers a thread has, the fewer blocks. Call it within enqueue().
   int64_t side_by_side(const void* kernel, int threads) const;
-  /// For libraries that enqueue by themselves; within enqueue().
+  /// For libraries that enqueue by themselves. Use it within enqueue().
   cudaStream_t raw() const { return raw_.get(); }
-  /// What all streams of the device share.
+  /// The state that all streams of the device share.
   DeviceState& device_state() const { return device_state_; }
 
   uint64_t record() override;

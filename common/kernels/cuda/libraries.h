@@ -21,7 +21,7 @@ namespace lockstep::cuda {
 class CudaStream;
 struct PixelGrid;
 
-/// What the libraries multiply their results by.
+/// The factors by which the libraries multiply their results.
 inline constexpr float kZero = 0, kOne = 1;
 
 /// How the tensors of a convolution lie in memory when cuDNN sees them. Ours have the channels last
@@ -34,10 +34,10 @@ struct Layout {
 /// The handles of the libraries belong to one stream, as a stream belongs to one host thread at a
 /// time. A handle is made when it is first needed: it costs tenths of a second.
 ///
-/// Convolutions: cuDNN's heuristics propose algorithms for every shape and layout. The first is
-/// taken that is deterministic and that cuDNN then runs, so that a run can be repeated bit by bit.
-/// Before all others come those that were measured to be fastest. Nothing is timed in a run: that
-/// would make the choice, and with it the rounding, depend on the machine's load. A pass's
+/// Convolutions: cuDNN's heuristics propose algorithms for every shape and layout. Those that were
+/// measured to be fastest come before all others. The first algorithm that is deterministic, and
+/// that cuDNN then runs, is taken, so that a run can be repeated bit by bit. Nothing is timed in a
+/// run: that would make the choice, and so the rounding, depend on the machine's load. A pass's
 /// algorithm is chosen when the pass is first needed.
 class Libraries {
  public:
@@ -49,12 +49,12 @@ class Libraries {
   template <class T, class C>
   void matmul(const MatMul& shape, const T* a, const T* b, C* c);
 
-  /// Returns whether the bias is in y; if not, what computed y cannot add it.
+  /// Returns whether the bias is in y. If not, the algorithm that computed y cannot add the bias.
   template <class T>
   bool conv2d(const Window2d& g, const T* x, const T* weight, const Real* bias, T* y);
   template <class T>
   void conv2d_backward_input(const Window2d& g, const T* dy, const T* weight, T* dx);
-  /// Adds to dweight; rounded to T first.
+  /// Adds the gradient, rounded to T, to dweight.
   template <class T>
   void conv2d_backward_weight(const Window2d& g, const T* x, const T* dy, Real* dweight);
 
@@ -66,10 +66,10 @@ class Libraries {
     Algorithm algorithm;
     size_t workspace;  // bytes, with the convolution's math
   };
-  /// Those that are left for a pass, the best first; empty: not yet asked for.
+  /// The ways that are left for a pass, the best first; empty: not yet asked for.
   template <class Algorithm>
   using Ways = std::vector<Way<Algorithm>>;
-  /// What cuDNN has to know about the convolutions of one shape, of numbers of one type.
+  /// The data that cuDNN needs about the convolutions of one shape, of numbers of one type.
   struct Convolution {
     Layout layouts[2];  // channels last, channels first
     ConvolutionDescriptor descriptor;

@@ -5,9 +5,9 @@
 
 namespace lockstep::cuda {
 
-/// While it lives, `pool` of GPU `index` is open: GPUs with open pools use each other's where the
-/// hardware can. Any other GPU is left alone, as access would bring the driver's state onto it. May
-/// be used by several threads.
+/// Keeps `pool` of GPU `index` open while it lives. GPUs with open pools use each other's pools
+/// where the hardware can. Any other GPU is left alone, as access would bring the driver's state
+/// onto that GPU. May be used by several threads.
 class PeerAccess {
  public:
   PeerAccess(int index, cudaMemPool_t pool);
@@ -19,7 +19,7 @@ class PeerAccess {
   cudaMemPool_t pool_;
 };
 
-/// What CUDA said, and to which call.
+/// The status that CUDA returned, and the call that returned it.
 struct CallStatus {
   cudaError_t status;
   const char* call;

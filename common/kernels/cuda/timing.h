@@ -13,8 +13,8 @@
 
 namespace lockstep::cuda {
 
-/// The events with times of one stream. To make one is a call of the driver, so one that nobody can
-/// ask for its time any more is recorded anew; no other one is. May be used by several threads.
+/// The events with times of one stream. Making an event is a call of the driver. So an event is
+/// recorded anew, but only if nobody can ask for its time any more. May be used by several threads.
 class TimingEvents : public std::enable_shared_from_this<TimingEvents> {
   struct GiveBack {
     std::shared_ptr<TimingEvents> pool;  // an event may outlive its stream
@@ -22,7 +22,7 @@ class TimingEvents : public std::enable_shared_from_this<TimingEvents> {
   };
 
  public:
-  /// Whoever owns it may ask for its time, whatever the stream records later.
+  /// The owner of an event may ask for its time, whatever the stream records later.
   using Owned = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, GiveBack>;
 
   explicit TimingEvents(std::string device) : device_(std::move(device)) {}
@@ -48,15 +48,15 @@ class SpanRecorder {
 
   void begin(const char* op, const std::string* scope);
   void end();
-  /// Those of the operations that have ended. Never waits: nobody would watch for a rank on which
-  /// the queued ones wait.
+  /// The spans of the operations that have ended. Never waits: the queued operations may wait for a
+  /// rank, and nobody would watch for that rank.
   const std::vector<Span>& spans();
 
   /// Notes that the stream allocates bytes (frees: negative) at this point of its order.
   void memory(int64_t bytes) { pending_memory_.push_back({recorded_event(), bytes}); }
-  /// The same for what happens now, whatever is queued.
+  /// The same for a change that happens now, whatever is queued.
   void memory_at_once(int64_t bytes);
-  /// Those to which the stream has come.
+  /// The changes that the stream has reached.
   const std::vector<MemoryChange>& memory_changes();
 
  private:

@@ -80,7 +80,7 @@ std::filesystem::path profile_path(const std::string& name) {
 
 }  // namespace
 
-double Profile::idle(int64_t channels) const {
+double Profile::padding_factor(int64_t channels) const {
   const int64_t vectors = (channels + lanes - 1) / lanes;
   return double(vectors * lanes) / double(channels);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What a simulated device's work costs: a small file of rates (tools/profiles/).
+// The costs of a simulated device's work: a small file of rates (tools/profiles/).
 //
 // The form of such a file, JSON. Times are in seconds, rates per second:
 //   {"device": "NVIDIA H100 SXM",           what it is
@@ -33,7 +33,7 @@
 
 namespace lockstep {
 
-/// An operation takes `seconds`, and then the longer of its two times.
+/// An operation takes `seconds`, and then the longer of the times for its flops and its bytes.
 struct OperationCost {
   double seconds = 0, flops = 1, bytes = 1;
 };
@@ -57,28 +57,28 @@ struct Profile {
   double batch_seconds = 0, sample_seconds = 0;
   std::array<LinkCost, 3> links;  // by Link
 
-  /// How many times as long a convolution takes that has so many channels in its result, because
-  /// the last lanes of a vector have none.
-  double idle(int64_t channels) const;
-  /// What an operation of this name costs, or a convolution with a window of so many pixels.
+  /// The factor by which a convolution with so many channels in its result takes longer, because
+  /// the last lanes of a vector are empty.
+  double padding_factor(int64_t channels) const;
+  /// The cost of an operation of this name, or of a convolution whose window has so many pixels.
   const OperationCost& cost_of(const std::string& op, int64_t window = 0) const;
-  /// Nanoseconds of such an operation on one of so many devices.
+  /// Nanoseconds of an operation with this cost, while so many devices of a host are at work.
   int64_t operation_ns(const OperationCost& cost, double flops, double bytes,
                        int devices = 1) const;
   /// Nanoseconds in which the host makes a batch.
   int64_t make_batch_ns(int64_t samples) const;
-  /// Nanoseconds that a link is in use by so many bytes, and those until the other side has the
-  /// last of them.
+  /// Nanoseconds for which so many bytes use a link, and the nanoseconds after that until the other
+  /// side has the last of the bytes.
   int64_t transfer_ns(Link link, double bytes) const;
   int64_t latency_ns(Link link) const;
-  /// Both: those of one message.
+  /// The sum of both: the nanoseconds of one message.
   int64_t message_ns(Link link, double bytes) const {
     return latency_ns(link) + transfer_ns(link, bytes);
   }
 };
 
-/// Reads the profile of that name, or the file where it is a path. Throws BadInput, naming the file
-/// and the entry, for what is no profile; EnvironmentError for a file that cannot be read.
+/// Reads the profile of that name, or the file if `name` is a path. Throws BadInput, naming file
+/// and entry, if that is no profile; EnvironmentError if the file cannot be read.
 std::shared_ptr<const Profile> read_profile(const std::string& name);
 
 }  // namespace lockstep

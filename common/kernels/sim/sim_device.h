@@ -1,6 +1,6 @@
 #pragma once
 // A simulated device: it enqueues, waits and allocates as others do, in a time of its own, and
-// computes nothing. What a program does on it can be drawn and timed for machines that are not
+// computes nothing. So the work of a program can be drawn and timed for machines that are not
 // there.
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace lockstep::sim {
 /// DeviceOptions::sim_host have one host, and can copy to each other.
 std::unique_ptr<Device> open_sim_device(const DeviceId& id, const DeviceOptions& options);
 
-/// A host for several of them.
+/// Makes a host for several simulated devices.
 std::shared_ptr<SimHost> make_host();
 
 }  // namespace lockstep::sim

@@ -11,29 +11,29 @@ namespace lockstep {
 
 class Device;
 
-/// One per process; not for several threads. Times are in nanoseconds since the program began.
+/// Belongs to one thread. Times are in nanoseconds since the program began.
 class SimHost {
  public:
   // --- The clock ---------------------------------------------------------------------------------
   int64_t now() const { return now_; }
-  /// The same time. Throws BadInput if it is so late that later ones may not fit into 63 bits.
+  /// Returns `ns`. Throws BadInput if it is so late that later times may not fit into 63 bits.
   static int64_t counted(int64_t ns);
-  /// The host works for so long.
+  /// Moves the clock on by `ns`: the host works for so long.
   void work(int64_t ns) { now_ = counted(now_ + ns); }
-  /// The host has waited for something that comes at that time.
+  /// Moves the clock to `ns`, if that is later: the host has waited for something that comes then.
   void wait_until(int64_t ns) { now_ = now_ > ns ? now_ : ns; }
 
   // --- Memory ------------------------------------------------------------------------------------
   //
-  // A large block is an address alone, at which no machine has memory: whoever reads there ends at
-  // once. A small one is memory, zeros at first: that of states, counts and other numbers that the
-  // host writes and reads again.
+  // A large block is only an address, at which no machine has memory: a program that reads there
+  // ends at once. A small block is memory, zeros at first, for states, counts and other numbers
+  // that the host writes and reads again.
 
   void* allocate(size_t bytes, const Device& device);
   void release(void* memory);
-  /// Copies what there is, known values too; where there is nothing, the destination becomes zeros.
+  /// Copies memory, and known values. If the source has no memory, the destination becomes zeros.
   void copy(void* to, const void* from, size_t bytes);
-  /// Whose memory is there; null: the host's own.
+  /// The device whose memory is at this address; null: the memory is the host's own.
   const Device* device_at(const void* address) const;
   static bool is_memory(const void* address) { return place_of(address) < kNowhere; }
 
@@ -43,10 +43,10 @@ class SimHost {
   // batch normalisation saw. These few are known, by address.
 
   void know(const void* address, double value) { known_[place_of(address)] = value; }
-  /// The value there; nothing if it is not known.
+  /// The value at this address; null if it is not known.
   const double* known(const void* address) const;
-  /// What is known of `bytes` from `from` on becomes known at the same places from `to` on,
-  /// `factor` times as large; what was known there before is forgotten.
+  /// Copies the known values within `bytes` from `from` on to the same places from `to` on, times
+  /// `factor`. Forgets the values that were known there before.
   void copy_known(void* to, const void* from, size_t bytes, double factor = 1);
 
  private:

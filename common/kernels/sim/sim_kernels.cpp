@@ -44,7 +44,8 @@ void convolve(Stream s, const char* op, const Window2d& g, int64_t channels,
               const Tensors&... touched) {
   if (g.empty()) return;
   const Profile& profile = sim_stream(s).profile();
-  run(s, op, profile.cost_of(op, g.kernel), g.flops() * profile.idle(channels), touched...);
+  run(s, op, profile.cost_of(op, g.kernel), g.flops() * profile.padding_factor(channels),
+      touched...);
 }
 
 /// Where statistics [2C+1], or those of one part among several, have their number of rows.

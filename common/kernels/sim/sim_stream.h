@@ -1,7 +1,7 @@
 #pragma once
-// The stream of a simulated device: no thread, no queue. What an operation takes is known when it
-// is enqueued, and so is when it begins: when the stream is free, the host has come to it, and what
-// the stream waits for has happened.
+// The stream of a simulated device: no thread, no queue. Duration and begin of an operation are
+// known when it is enqueued. An operation begins when the stream is free, the host has come to it,
+// and all that the stream waits for has happened.
 
 #include <algorithm>
 #include <array>
@@ -20,13 +20,13 @@ class SimStream final : public StreamBackend {
 
   /// Enqueues an operation named `op` (a literal) that takes so long, and sends so many bytes.
   void enqueue(const char* op, int64_t ns, int64_t sent_bytes = 0);
-  /// Since when it has had work without a pause.
+  /// The time since which the stream has had work without a pause.
   int64_t busy_since() const { return busy_since_; }
-  /// When all that is enqueued has run.
+  /// The time when all enqueued work has run.
   int64_t free_at() const { return free_at_; }
-  /// When an operation begins that the host enqueues now.
+  /// The time when an operation begins that the host enqueues now.
   int64_t begin_of_next() const { return std::max(free_at_, host_.now() + profile_.launch_ns); }
-  /// What is enqueued from now on does not begin before.
+  /// Work that is enqueued from now on does not begin before `ns`.
   void wait_until(int64_t ns);
   SimHost& host() const { return host_; }
   const Profile& profile() const { return profile_; }
@@ -37,7 +37,7 @@ class SimStream final : public StreamBackend {
   std::shared_ptr<const EventTime> record_time() override;
   void wait(const Event& event) override;
   void copy(void* to, const void* from, size_t bytes) override;
-  /// Throws BadInput: there is nobody to run it.
+  /// Throws BadInput: a simulated device has nobody to run `body`.
   void host_task(const char* op, std::function<void()> body) override;
   void* allocate(size_t bytes) override;
   void release(void* memory, size_t bytes) override;
@@ -56,7 +56,7 @@ class SimStream final : public StreamBackend {
     const std::string* scope;
     int64_t ns, sent_bytes;
   };
-  /// Where a stream is: when it comes to what is enqueued next, and how much is before that.
+  /// A point of a stream: its time, and the number of operations before it.
   struct Point {
     int64_t ns = 0;
     size_t operations = 0;
@@ -66,7 +66,7 @@ class SimStream final : public StreamBackend {
 
   const Point& point_of(uint64_t ticket) const { return events_[ticket % kEventRing]; }
   int64_t time_of(uint64_t ticket) const { return point_of(ticket).ns; }
-  /// When what is enqueued next can begin.
+  /// The time when the operation that is enqueued next can begin.
   int64_t next_begin() const { return std::max(free_at_, host_.now()); }
   void place(const Operation& operation);
   bool is_capturing() const override { return recording_ != nullptr; }

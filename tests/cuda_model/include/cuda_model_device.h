@@ -51,8 +51,8 @@ int block_barrier(Vote vote, int predicate, const char* file, int line);
 uint64_t warp_exchange(unsigned mask, uint64_t value, int source, const char* file, int line);
 /// Waits for the lanes of `mask` and orders their memory accesses.
 void warp_barrier(unsigned mask, const char* file, int line);
-/// What ThreadSanitizer is told of fences, which it does not know: whether the calling thread's
-/// atomic operations pass on what it has written.
+/// fence() notes a fence of the calling thread, after which its atomic operations pass on what it
+/// has written. has_fenced() says so, for ThreadSanitizer, which does not know fences.
 void fence();
 bool has_fenced();
 /// Index of the calling thread in its warp.

@@ -1,5 +1,5 @@
 #pragma once
-// What the files of the modelled cuDNN share: handles, descriptors, checks.
+// Shared by the files of the modelled cuDNN: handles, descriptors, checks.
 
 #include <string>
 
@@ -46,10 +46,10 @@ cudnnStatus_t cudnn_call(const char* function, Body body) {
 
 enum class Pass { forward, backward_data, backward_filter };
 
-/// When an algorithm turns out not to run, although that was known all along.
+/// The moment at which cuDNN says that an algorithm does not run; it could have said so earlier.
 enum class Refused { never, when_proposed, when_queried, when_run };
 
-/// What the model says about algorithm number `number` of a pass, with one kind of math.
+/// The model's answer about algorithm `number` of a pass, with one kind of math.
 struct Algorithm {
   int number;
   bool deterministic;
@@ -58,7 +58,7 @@ struct Algorithm {
   cudnnMathType_t math = CUDNN_FMA_MATH;  // TENSOR_OP: only where the descriptor allows it
   bool whatever_is_asked = false;  // of this math even where the descriptor does not allow it
 };
-/// In a random order, by CUDA_MODEL_SEED; always the same for the same pass and shape.
+/// All algorithms in a random order, by CUDA_MODEL_SEED; the same for the same pass and shape.
 std::vector<Algorithm> algorithms(Pass pass, const ConvolutionShape& shape);
 
 /// Checks that the descriptors fit each other and makes one shape of them.
@@ -66,8 +66,8 @@ cudnnStatus_t make_shape(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnF
                          cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t y,
                          ConvolutionShape* shape);
 
-/// The algorithm as it runs with the descriptor's math, or a status: it is unknown, or refused
-/// `until` then.
+/// Finds the algorithm as it runs with the descriptor's math. Returns an error if it is unknown, or
+/// refused at the moment `until` or before.
 cudnnStatus_t find_algorithm(Pass pass, const ConvolutionShape& shape, cudnnMathType_t math,
                              int number, Refused until, Algorithm* algorithm);
 

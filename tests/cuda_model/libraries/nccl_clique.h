@@ -32,7 +32,7 @@ struct Operation {
 };
 
 size_t size_of(ncclDataType_t type);
-/// Does what a collective does, on the calls of all ranks, in rank order.
+/// Runs a collective on the calls of all ranks, in rank order.
 void execute(const std::vector<Operation>& ranks);
 
 struct Clique;
@@ -65,14 +65,14 @@ struct Launch {
   std::vector<Operation> operations;
 };
 
-/// Whether a kernel of NCCL's is on that GPU, of whatever communicator.
+/// Whether a kernel of NCCL is on that GPU, of any communicator.
 bool runs_kernels(const Device* device);
 
 struct Clique {
   explicit Clique(int size) : members(size) {}
 
-  /// A rank arrives. The last one starts all of them, or tells them that one GPU is used twice;
-  /// then the answer is true.
+  /// Called when a rank arrives. The last one starts all ranks, or tells them that one GPU is used
+  /// twice; then the answer is true.
   bool join(const std::shared_ptr<Member>& member);
   /// Runs the launch in the background: meets the other ranks on the host if it has collectives,
   /// then goes to the streams.
@@ -102,7 +102,7 @@ struct Clique {
   void work(Launch& launch, Lock& lock);
   std::shared_ptr<Transfer> post(int rank, const Operation& operation);
   void meet(Member& member, const Operation& operation, Lock& lock);
-  /// Until `ready` or the rank is aborted; false if it is.
+  /// Waits until `ready`, or until the rank is aborted; returns false then.
   template <class Ready>
   bool wait(Member& member, Lock& lock, Ready ready);
 

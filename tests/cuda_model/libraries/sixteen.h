@@ -9,7 +9,7 @@
 
 namespace cuda_model {
 
-/// With so many bits of fraction: 7 is bf16, 10 is fp16.
+/// A number with so many bits of fraction: 7 is bf16, 10 is fp16.
 template <int kFraction>
 struct Sixteen {
   uint16_t bits = 0;
@@ -43,7 +43,7 @@ struct Sixteen {
   static constexpr int kInfinity = ((1 << (15 - kFraction)) - 1) << kFraction;
 };
 
-/// What a number in memory is.
+/// The type of a number in memory.
 enum class Number { real, bf16, fp16 };
 
 inline float load(Number kind, const void* data, size_t i) {

@@ -17,7 +17,7 @@ class Block {
  public:
   /// Runs `work` once per thread of the launch's block. Ends the process with one line if threads
   /// would wait for each other forever.
-  /// `seed`: of the order of its warps; 0: ascending.
+  /// `seed` decides the order of the block's warps; 0: ascending.
   void run(const Launch& launch, const std::function<void()>& work, uint64_t seed);
 
   // For the thread that runs.

@@ -2,8 +2,8 @@
 // Fibers: stacks that one thread switches between. They carry the threads of a block.
 //
 // A stack is entered once, through ucontext; after that a switch is a jump without a system call.
-// AddressSanitizer and ThreadSanitizer are told of each switch where the program has them. To the
-// latter a fiber is a thread, and a switch orders nothing.
+// AddressSanitizer and ThreadSanitizer are told of each switch where the program has them. For
+// ThreadSanitizer a fiber is a thread, and a switch orders nothing.
 
 #include <cstddef>
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace cuda_model {
 
-/// Where a switch away from a stack continues.
+/// The point at which a stack goes on after a switch away from it.
 struct StackPoint {
   void* jump[5];  // for __builtin_setjmp
   const void* bottom = nullptr;
@@ -31,7 +31,7 @@ class Fiber {
 
   /// Runs `work` from its beginning, or continues it, until it yields or ends. True when it ended.
   bool resume(const std::function<void()>& work);
-  /// From inside: back to who resumed this fiber.
+  /// Called inside the fiber: goes back to the caller of resume().
   void yield();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What the model's libraries share: streams as queues of tasks, and the frame of every API call.
+// Shared by the model's libraries: streams as queues of tasks, and the frame of every API call.
 
 #include <atomic>
 #include <condition_variable>
@@ -70,13 +70,13 @@ namespace cuda_model {
 /// Guards the model's registries. Never held while waiting for a stream.
 std::mutex& model_mutex();
 
-/// By the number that the machine gives it, whether the process sees it or not.
+/// The GPU with this number in the machine, whether the process sees it or not.
 Device& physical_device(int index);
 /// The GPU behind an index as the process counts them; null if there is none.
 Device* visible_device(int index);
 /// The GPU that the calling thread has chosen; null if there is none.
 Device* current_device();
-/// Its error if it has one; else cudaSuccess.
+/// The error of the thread's GPU if it has one; else cudaSuccess.
 cudaError_t sticky_error();
 
 /// The stream behind a handle, or null: unknown, destroyed, or the legacy default stream.
@@ -90,11 +90,11 @@ cudaError_t enqueue(cudaStream_t stream, Task task);
 /// enqueue() for kernels: the stream must belong to the current device.
 cudaError_t enqueue_kernel(cudaStream_t stream, Task task);
 
-/// Before a call that must not happen while a capture is open: cudaSuccess, or the code and the
-/// captures are invalidated. `stream`: the one that is synchronised or queried, or null.
+/// Checks a call that must not happen while a capture is open. Returns cudaSuccess, or invalidates
+/// the captures and returns the code. `stream` is the one synchronised or queried, or null.
 cudaError_t forbid_in_capture(CUstream_st* stream = nullptr);
 
-/// What every call of the CUDA runtime checks first: driver, host function, planted fault.
+/// Checks that begin every call of the CUDA runtime: driver, host function, planted fault.
 cudaError_t admit(const char* function);
 /// Keeps an error for cudaGetLastError.
 cudaError_t remember(cudaError_t error);

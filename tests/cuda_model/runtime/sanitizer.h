@@ -16,8 +16,8 @@ __attribute__((weak)) void __tsan_release(void* address);
 
 namespace cuda_model {
 
-/// What came before release(&order), on any fiber or thread, comes before what follows a later
-/// acquire(&order).
+/// Orders work: all work before release(&order), on any fiber or thread, comes before all work
+/// after a later acquire(&order).
 struct Order {
   void release() {
     if (__tsan_release) __tsan_release(this);

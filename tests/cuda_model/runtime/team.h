@@ -21,9 +21,9 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  /// work(member) for each member in [0, size), all at once; the caller is member 0. What members
-  /// do is ordered after what the caller did before and before what it does next, and otherwise not
-  /// at all: ThreadSanitizer then sees races between them, however they are scheduled.
+  /// Calls work(member) for each member in [0, size), all at once; the caller is member 0. Members'
+  /// work is ordered after the caller's earlier work and before its later work, and otherwise not
+  /// at all: so ThreadSanitizer sees races between members, however they are scheduled.
   void run(size_t size, const std::function<void(size_t member)>& work);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Whose memory may be touched, where the program is built with AddressSanitizer.
+// The turns in which GPUs may touch memory, where the program is built with AddressSanitizer.
 
 #include <cstddef>
 
@@ -7,7 +7,7 @@
 
 namespace cuda_model {
 
-/// While it lives, the calling thread works for `device` (null: for the driver, which reaches
+/// While a Turn lives, the calling thread works for `device` (null: for the driver, which reaches
 /// everything). Memory that this GPU cannot reach is poisoned meanwhile, so GPUs take turns;
 /// between turns all memory of GPUs is poisoned, against the host. Does nothing without
 /// AddressSanitizer.

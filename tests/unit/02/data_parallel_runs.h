@@ -93,14 +93,14 @@ class Network {
     accumulate(batch, Real(1) / Real(batch.shape[0]));
     return parameters.gradients().to_host();
   }
-  /// An optimizer step; the mean loss.
+  /// Makes an optimizer step; returns the mean loss.
   Real step(const Batch& batch) {
     optimizer.zero_gradients();
     accumulate(batch, Real(1) / Real(batch.shape[0]));
     optimizer.step(context.state(), loss_);
     return loss_.to_host()[0];
   }
-  /// Everything left by three steps over different batches, the last of them short: losses,
+  /// Makes three steps over different batches, the last one short. Returns all they leave: losses,
   /// weights, momentum, running statistics.
   std::vector<Real> three_steps(int64_t batch_size) {
     std::vector<Real> all;
@@ -114,7 +114,7 @@ class Network {
     }
     return all;
   }
-  /// Of the last step, from its first operation on.
+  /// The time of the last step's passes, from the first operation on.
   double passes_seconds() const { return passes_end_->seconds_since(*passes_begin_); }
   /// The scores of an evaluation.
   std::vector<Real> evaluate(const Batch& batch) {

@@ -38,14 +38,14 @@ inline std::vector<std::string> names_of(const Layers& layers) {
   return names;
 }
 
-/// About as many layers in each of `stages`.
+/// The cuts into `stages` stages with about equally many layers.
 inline Cuts even_cuts(size_t layers, size_t stages) {
   Cuts cuts;
   for (size_t s = 1; s < stages; ++s) cuts.push_back(s * layers / stages);
   return cuts;
 }
 
-/// `chunks` stages on each stream, with seed 1.
+/// Cuts a network into `chunks` stages on each stream, with first values of seed 1.
 inline std::unique_ptr<StagedNetwork> split_of(Layers layers, const std::vector<Stream>& streams,
                                                int chunks = 1,
                                                Precision precision = Precision::real) {
@@ -151,7 +151,7 @@ class Infinite final : public Loss {
   std::unique_ptr<Loss> inner_ = make_nll_loss();
 };
 
-/// What three steps leave.
+/// The result of three steps.
 struct Outcome {
   std::vector<Real> losses, weights, gradients, statistics;
   friend bool operator==(const Outcome&, const Outcome&) = default;
@@ -168,7 +168,7 @@ inline Outcome outcome(Module& network, std::vector<Real> losses) {
           statistics_of(network)};
 }
 
-/// Stage 01.
+/// Trains on one device, as stage 01 does.
 inline Outcome single_device(const ModelOptions& model, const OptimizerRule& rule) {
   const Machine machine(cpus(1));
   testing::Training training(machine.streams[0], images(),

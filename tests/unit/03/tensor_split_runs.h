@@ -28,9 +28,9 @@ using State = std::vector<StateTensor>;
 
 constexpr int64_t kReal = sizeof(Real);
 
-/// How many bytes a rank sends for an all-reduce of `numbers`: the others' parts of its own numbers
-/// to them, and its part of the sum to all others; in shared memory up to 16 KiB go whole to all
-/// others. And for an all-gather whose result is `numbers`.
+/// The bytes that a rank sends for an all-reduce of `numbers`: to each other rank that rank's part,
+/// then its own part of the sum; in shared memory up to 16 KiB go whole to all others. The second
+/// function is for an all-gather whose result is `numbers`.
 inline double sent_for_sum(int64_t numbers, int64_t ranks, bool in_shm = false) {
   if (in_shm && numbers * kReal <= 16384) return double((ranks - 1) * numbers * kReal);
   return 2.0 * double(numbers * (ranks - 1) * kReal) / double(ranks);
@@ -86,8 +86,8 @@ struct Member {
   bool late;
 };
 
-/// Calls work(member) on a thread for each rank of a group. What each returned, by rank. Throws
-/// what one of them threw.
+/// Calls work(member) on a thread for each rank of a group. Returns the results by rank. Throws the
+/// first rank's error, if any.
 template <class Work>
 auto on_ranks(const Ranks& ranks, Work work, int late = -1) {
   using Result = decltype(work(std::declval<Member&>()));
@@ -105,7 +105,7 @@ auto on_ranks(int count, Work work, int late = -1) {
   return on_ranks(shm_ranks(count), work, late);
 }
 
-/// Each rank has its part of `expected`; if that is all of it, all ranks have the same bits.
+/// Checks each rank's part of `expected`; if `expected` is not split, all have the same bits.
 inline void check_parts(const std::vector<Values>& found, const Values& expected,
                         const Shape& shape, int axis) {
   const int ranks = static_cast<int>(found.size());
@@ -116,7 +116,7 @@ inline void check_parts(const std::vector<Values>& found, const Values& expected
   }
 }
 
-/// A member of each of these, by rank.
+/// Collects one data member of all elements, by rank.
 template <class T, class Member>
 auto each(const std::vector<T>& all, Member member) {
   std::vector<std::remove_cvref_t<decltype(all.front().*member)>> found;
@@ -251,7 +251,7 @@ class Network {
 
 constexpr Network::Unsplit kUnsplit;
 
-/// What `work` makes of the unsplit network.
+/// The result of `work` on the unsplit network.
 template <class Work>
 auto unsplit(const ModelOptions& options, Work work) {
   return on_ranks(1,
@@ -261,7 +261,7 @@ auto unsplit(const ModelOptions& options, Work work) {
                   })
       .front();
 }
-/// And of each rank's share.
+/// The results of `work` on each rank's share.
 template <class Work>
 auto split(const ModelOptions& options, int ranks, const std::optional<Names>& layers, Work work,
            int late = -1) {
@@ -274,7 +274,7 @@ auto split(const ModelOptions& options, int ranks, const std::optional<Names>& l
       late);
 }
 
-/// The same tensors under the same names; numbers alike to within `tolerance` of the largest.
+/// Checks for the same names and shapes, and numbers within `tolerance` of the largest.
 inline void check_states(const State& found, const State& expected, double tolerance) {
   REQUIRE(found.size() == expected.size());
   Values a, b;
@@ -290,7 +290,7 @@ inline void check_states(const State& found, const State& expected, double toler
   CHECK(relative_error(a, b) <= tolerance);
 }
 
-/// What a network computes.
+/// The results of a network.
 struct Computed {
   State gradients;
   Values scores, trained;
@@ -307,8 +307,8 @@ inline Computed compute(Network& network, const ModelOptions& options) {
   return all;
 }
 
-/// Gradients, an evaluation and training of a split network against the unsplit one. What every
-/// rank has is the same, bit by bit.
+/// Compares gradients, an evaluation and training of a split network with the unsplit one. What
+/// every rank has must be the same, bit by bit.
 inline void check_network(const ModelOptions& options, int ranks,
                           const std::optional<Names>& layers = {}) {
   // In ResNet-18, with so few values per channel, rounding grows tenfold with every step.

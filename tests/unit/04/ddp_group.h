@@ -35,7 +35,7 @@ class Group {
   int size() const { return ranks_.size(); }
   Member& operator[](int rank) { return *members[size_t(rank)]; }
 
-  /// The gradients of the mean over `samples`, dealt to the ranks; rank r's are in operator[](r).
+  /// Makes the gradients of the mean over `samples`, dealt to the ranks; rank r's: operator[](r).
   void gradients(const Samples& samples) {
     for (int rank = 0; rank < size(); ++rank) {
       Member& member = (*this)[rank];

@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of checkpoints save and resume: a small training run of several ranks, and a
+// Runs that the tests of checkpoints save and resume: a small training run of several ranks, and a
 // network of ten numbers whose files are small.
 
 #include "05-syncbn-checkpoint/checkpointer.h"
@@ -107,7 +107,7 @@ class Trainee {
     }
     state.learning_rate = schedule().at(state.steps);
   }
-  /// Throws what a program throws at its end if the last save failed.
+  /// Saves; if that fails, throws the error that a program throws at its end.
   void save() {
     checkpointer->save(state);
     checkpointer->finish();
@@ -165,7 +165,7 @@ class Trainee {
   ExchangeTexts exchange_;
 };
 
-/// Runs `body` on every rank of a new group; what each of them threw, as text.
+/// Runs `body` on every rank of a new group; returns each rank's error as text.
 template <class Body>
 std::vector<std::string> run_group(int world_size,
                                    const std::function<RunOptions(int rank)>& options, Body body) {
@@ -189,7 +189,7 @@ std::vector<std::string> run_group(int world_size, const RunOptions& options, Bo
 
 inline Words no_errors(int world_size) { return Words(size_t(world_size), ""); }
 
-/// What the ranks have when `body` is done with them; no rank may fail.
+/// The ranks' results after `body`; no rank may fail.
 template <class Body>
 std::vector<RunResult> results_of(int world_size, const RunOptions& options, Body body) {
   std::vector<RunResult> results{size_t(world_size)};
@@ -222,7 +222,7 @@ inline std::string momentum_name(int64_t steps) {
 
 // --- A network of ten numbers, whose files are small ---------------------------------------------
 
-/// Its network and momentum hold numbers that follow from `mark`.
+/// A run whose network and momentum hold numbers that follow from `mark`.
 struct SmallRun {
   explicit SmallRun(double mark = 0, double momentum = 0.9)
       : SmallRun(mark, OptimizerRule{.momentum = momentum}) {}
@@ -251,7 +251,7 @@ struct SmallRun {
     set(mark);
     save(directory);
   }
-  /// Whether it is as set(mark) left it. Gaps between parameters do not count.
+  /// Whether the network is as set(mark) left it. Gaps between parameters do not count.
   bool network_holds(double mark) const {
     return std::ranges::all_of(state_dict(*network), [&](const StateTensor& tensor) {
       return std::ranges::count(tensor.real, Real(mark)) == std::ssize(tensor.real);

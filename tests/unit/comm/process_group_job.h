@@ -16,14 +16,14 @@
 
 namespace lockstep::testing::group {
 
-/// The ranks of a job, each on a thread with its own group and CPU device: what each of them threw.
+/// Runs the ranks of a job, each on a thread with its own group and CPU device; returns errors.
 class Job {
  public:
   explicit Job(int world_size, std::string backend = "tcp", double timeout_seconds = kLong)
       : world_size_(world_size),
         options_{.backend = std::move(backend), .timeout_seconds = timeout_seconds} {}
 
-  /// Changes what one rank is given.
+  /// Changes the options of one rank.
   std::function<void(int rank, ProcessGroupOptions& options)> options_of_rank = [](int, auto&) {};
 
   std::vector<std::string> run(const std::function<void(ProcessGroup& group)>& body) const {
@@ -52,14 +52,14 @@ class Job {
   ProcessGroupOptions options_;
 };
 
-/// In this build.
+/// The backends for CPU devices that this build has.
 inline std::vector<std::string> host_backends() {
   std::vector<std::string> all{"shm", "tcp"};
   if (gloo_availability().empty()) all.push_back("gloo");
   return all;
 }
 
-/// A collective of these many numbers, and its end.
+/// Runs a collective of so many numbers, and waits for its end.
 inline void reduce(Communicator& ranks, Stream stream, int64_t count = 10) {
   const auto x = BasicTensor<float>::from_host(stream, {count},
                                                std::vector<float>(static_cast<size_t>(count), 1));

@@ -20,7 +20,7 @@ struct TestNetwork {
     initialize(parameters, initializer, seed);
   }
 
-  /// The loss of a batch, gradients added.
+  /// Adds the gradients of a batch; returns its loss.
   Real step(const Shape& shape, const LabelTensor& labels) {
     const Tensor images = device.put(shape, random_values(shape, 7)), loss = device.filled({1}, 0);
     model.loss->forward(model.network->forward(images, context), labels, loss, context);

@@ -62,7 +62,7 @@ inline void check_all_say(const std::vector<std::string>& errors, const std::str
   }
 }
 
-/// Whatever it says before.
+/// Whether the other side has closed the connection; it may say anything before.
 inline bool has_closed(const Socket& socket) {
   std::string byte(1, '\0');
   const Deadline deadline(kSoon);
@@ -103,7 +103,7 @@ inline void prove_to_caller(const Socket& socket, const JobKey& key) {
   }
 }
 
-/// False on a host without IPv6, where listening says so.
+/// Whether this host has IPv6; without it, listening must say so.
 inline bool has_ipv6() {
   try {
     return listen_on({"::1", 0}).is_open();
