@@ -34,10 +34,10 @@ struct SizesOptions {
                "one per rank of this host; all GPUs, else CPU devices");
     add_no_bind(parser, common.no_bind);
     parser.add("--kib", kib, "message sizes in KiB", {1, 1 << 20});
-    parser.add("--all-reduce", kinds,
-               "library: the backend's own; the others are written out here");
-    parser.add("--rounds", rounds, "measurements of each size, of which the median counts",
-               {5, 10000});
+    parser.add(
+        "--all-reduce", kinds,
+        "algorithms to measure: library (the backend's own), or ring or naive of all_reduce.cpp");
+    parser.add("--rounds", rounds, "measurements of each size; the median counts", {5, 10000});
     parser.add_output("--metrics", metrics, "write the rows to this file, as JSON");
     rank_options.add_to(parser);
   }

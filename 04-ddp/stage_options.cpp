@@ -30,27 +30,34 @@ void DdpStageOptions::add_to(OptionParser& parser) {
 
 void BucketOptions::add_to(OptionParser& parser) {
   parser.add("--bucket-mb", bucket_mb,
-             "MiB of gradients that are reduced together; 0: each parameter alone; -1: 1, then 25",
+             "bucket size: MiB of gradients in one all-reduce; 0: one parameter each; -1: first 1 "
+             "MiB, then 25 MiB",
              {-1, 1e6});
   parser.check_afterwards([this] { caps(); });
 }
 
 void ReplicaOptions::add_to(OptionParser& parser) {
   parser.begin_group("Ranks");
-  parser.add("--ddp", ddp, "manual: one all-reduce per parameter after backward");
+  parser.add("--ddp", ddp,
+             "bucketed: reduce gradients in buckets during backward; manual: reduce each "
+             "parameter's gradient after backward");
   parser.add("--all-reduce", all_reduce,
-             "library: the backend's own; the others are written out here");
-  parser.add("--compress", compress, "bf16: gradients are sent in 16 bits, half of the bytes");
+             "algorithm that sums gradients: library (the backend's own), or ring or naive of "
+             "all_reduce.cpp");
+  parser.add("--compress", compress,
+             "type in which gradients are sent; bf16: 16 bits, half of the bytes");
   buckets.add_to(parser);
   parser.add_flag("--no-overlap", no_overlap,
-                  {"reduce nothing before backward has ended", Role::per_rank});
+                  {"reduce gradients only after backward has ended", Role::per_rank});
   parser.add_flag("--find-unused-parameters", find_unused_parameters,
-                  "a parameter without a gradient is no mistake: it stays as it is");
+                  "allow steps in which a parameter gets no gradient; such a step is an error "
+                  "without this option");
   parser.check_afterwards([this, &parser] {
     for (const char* option :
          {"--bucket-mb", "--no-overlap", "--no-broadcast-buffers", "--find-unused-parameters"}) {
       require(ddp == ReplicaKind::bucketed || !parser.given(option),
-              "{}: for --ddp bucketed, there is nothing like it in manual; leave one of them out",
+              "{}: found --ddp manual, which has no such option, expected bucketed; leave one of "
+              "them out",
               option);
     }
     if (compress != Compression::none) check_compressed_gradients(all_reduce, parser);
@@ -59,15 +66,20 @@ void ReplicaOptions::add_to(OptionParser& parser) {
 
 void StepOptions::add_to(OptionParser& parser) {
   parser.begin_group("Data");
-  parser.add_flag("--pad", pad, "PyTorch's equal shards, in which some samples count twice");
+  parser.add_flag(
+      "--pad", pad,
+      "give all ranks equally many samples, as PyTorch does; some samples then count twice");
   parser.begin_group("Training");
-  parser.add("--accumulate", accumulate,
-             "micro-batches of a rank's part of the batch, reduced together", {1, 1024});
+  parser.add(
+      "--accumulate", accumulate,
+      "cut a rank's part of the batch into so many micro-batches; reduce their gradients once",
+      {1, 1024});
   parser.add("--clip-norm", clip_norm, "scale the reduced gradient down to this L2 norm; 0: off",
              {0, 1e12});
   parser.begin_group("Ranks");
-  parser.add_flag("--no-broadcast-buffers", no_broadcast_buffers,
-                  "every rank keeps its own running statistics");
+  parser.add_flag(
+      "--no-broadcast-buffers", no_broadcast_buffers,
+      "every rank keeps its own running statistics of batch normalisation, instead of rank 0's");
   parser.check_afterwards([this, &parser] {
     require(!pad || !parser.given("--baseline"),
             "--pad: counts samples twice, so its weights are not those of one device; leave out "

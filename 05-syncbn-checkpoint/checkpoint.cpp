@@ -263,8 +263,9 @@ std::vector<int64_t> steps_of(const Optimizer& optimizer,
   for (size_t i = 0; i < steps.size(); ++i) {
     const std::string& name = optimizer.parameters().at(i)->name;
     const auto found = saved.find(name);
-    require(found != saved.end(), "the optimizer that was saved: no {}.{}, expected one", kStep,
-            name);
+    require(found != saved.end(),
+            "the optimizer that was saved: found no {}.{}, expected one; take another checkpoint",
+            kStep, name);
     const double step = found->second;
     require(step >= 0 && step <= double(training.steps) && step == std::floor(step),
             "{}.{}: {}, expected a whole number from 0 to {}, the steps of training", kStep, name,

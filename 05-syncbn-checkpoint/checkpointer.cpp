@@ -207,7 +207,8 @@ void Checkpointer::require_no_later(const std::string& source, int64_t steps) co
   if (options_.directory.empty()) return;
   const std::vector<int64_t> found = find_checkpoints(directory());
   require(found.empty() || found.front() <= steps,
-          "{} is later than {}, from where this run would go on, and would be taken for its; "
+          "{} is later than {}, from which this run would go on, and would be mistaken for one of "
+          "this run's; "
           "resume from it (auto), remove it, or give another directory",
           found.empty() ? "" : checkpoint_path(directory(), found.front()).string(), source);
 }

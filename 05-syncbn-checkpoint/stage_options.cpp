@@ -32,8 +32,9 @@ void check(const SavingOptions& o, const OptionParser& parser) {
   }
   require(!o.directory.empty() || o.resume != "auto",
           "--resume auto: looks in --checkpoint-dir, found none; give it, or a file to resume");
-  require(!o.allow_world_size || !o.resume.empty(),
-          "--allow-world-size-change: for --resume, found none; give it, too");
+  require(
+      !o.allow_world_size || !o.resume.empty(),
+      "--allow-world-size-change: has an effect on --resume only, found none; give --resume, too");
   for (const char* option : {"--checkpoint-dir", "--resume"}) {
     require(!parser.given(option) || !parser.given("--baseline"),
             "{}: --baseline compares whole runs; leave one of them out", option);
@@ -96,22 +97,24 @@ void SavingOptions::add_to(OptionParser& parser) {
   parser.add("--resume", resume,
              {"go on from this checkpoint; auto: from the newest in --checkpoint-dir, if any",
               Role::all_ranks, "resumes", [this] { return !resume.empty(); }});
-  parser.add_flag("--allow-world-size-change", allow_world_size,
-                  {"--resume what another number of ranks saved", Role::per_rank});
+  parser.add_flag(
+      "--allow-world-size-change", allow_world_size,
+      {"allow --resume of a checkpoint that another number of ranks has saved", Role::per_rank});
   parser.check_afterwards([this, &parser] { check(*this, parser); });
 }
 
 void check_saved_statistics(const StepOptions& step, const SyncBatchNormOptions& norm,
                             const SavingOptions& saving) {
   if (!step.no_broadcast_buffers || (saving.directory.empty() && saving.resume.empty())) return;
-  require(!norm.no_sync_bn,
-          "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
-          "then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-          "--resume");
+  require(
+      !norm.no_sync_bn,
+      "--no-sync-bn and --no-broadcast-buffers: every rank has running statistics of its own "
+      "then, but a checkpoint has only rank 0's; leave out one of them, or --checkpoint-dir and "
+      "--resume");
   require(norm.sync_bn_group == 0,
           "--sync-bn-group and --no-broadcast-buffers: every group has running statistics of its "
-          "own then, and a checkpoint has rank 0's; leave out one of them, or --checkpoint-dir and "
-          "--resume");
+          "own then, but a checkpoint has only rank 0's; leave out one of them, or "
+          "--checkpoint-dir and --resume");
 }
 
 std::string SyncBatchNormOptions::emulation(const StepOptions& step, size_t world_size) const {

@@ -15,9 +15,8 @@ namespace {
 /// The layers of `network`, one after another.
 Layers layers_of(Module& network) {
   auto* const sequence = dynamic_cast<Sequential*>(&network);
-  require(
-      sequence != nullptr,
-      "a network is divided into units between the layers of a Sequential, and this one is none");
+  require(sequence != nullptr,
+          "the network is no Sequential, expected one: units are cut between its layers");
   return sequence->release_layers();
 }
 

@@ -227,7 +227,7 @@ Tensor filled(Stream stream, int64_t count, Real value) {
 /// earlier message, which rank 1 sends after the host's barrier. So the race ends in the same way
 /// each time.
 void freed_too_early(ProcessGroup& group, bool fixed) {
-  require(group.world_size() == 2, "this lab is of two ranks, found {}", group.world_size());
+  require(group.world_size() == 2, "this lab takes 2 ranks, found {}", group.world_size());
   constexpr int64_t kShard = 8192;
   const RankDevice rank(group);
   const bool late = group.rank() == 0;

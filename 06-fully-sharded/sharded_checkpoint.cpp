@@ -253,8 +253,8 @@ ShardedCheckpoint::ShardedCheckpoint(const fs::path& path) : path_(path) {
   }
   for (const StateTensor& parameter : index_.parameters) {
     require(own.find(parameter.name) == nullptr,
-            "{}: has {} itself, which it lists as sharded; take another checkpoint", path.string(),
-            shortened(parameter.name));
+            "{}: has the tensor {} itself, but lists it as sharded; take another checkpoint",
+            path.string(), shortened(parameter.name));
   }
   const int64_t steps = TrainingState::from_json(training_, path.string()).steps;
   for (size_t rank = 0; rank < index_.checksums.size(); ++rank) open_shard(rank, steps);
@@ -296,7 +296,8 @@ void ShardedCheckpoint::open_shard(size_t rank, int64_t steps) {
 void ShardedCheckpoint::require_listed(size_t rank, const std::set<std::string>& names) const {
   for (const StoredTensor& tensor : files_[rank].tensors()) {
     require(names.contains(tensor.name),
-            "{}: has {}, which {} does not list, or not where it begins; take another checkpoint",
+            "{}: has {}, expected only tensors that {} lists, with a first element; take another "
+            "checkpoint",
             files_[rank].path().string(), shortened(tensor.name), path_.string());
   }
 }

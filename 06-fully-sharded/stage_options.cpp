@@ -33,14 +33,19 @@ void ShardingOptions::add_to(OptionParser& parser) {
              {"what is gathered and reduced together: layer, block, model, or MiB of parameters",
               Role::all_ranks});
   parser.add("--prefetch", prefetch,
-             {"units that are fetched while another one computes", Role::all_ranks}, {0, 1024});
-  parser.add("--reshard-after-forward", reshard_after_forward,
-             {"no: parameters stay whole from forward to backward", Role::all_ranks});
+             {"how many units are gathered ahead, while another one computes", Role::all_ranks},
+             {0, 1024});
+  parser.add(
+      "--reshard-after-forward", reshard_after_forward,
+      {"yes: free gathered parameters after forward, gather them again for backward; no: keep them",
+       Role::all_ranks});
   parser.add("--param-dtype", messages.parameters,
-             {"bf16: parameters are gathered in 16 bits, half of the bytes; shards keep theirs",
+             {"type in which parameters are gathered; bf16: 16 bits, half of the bytes; shards "
+              "stay float32",
               Role::all_ranks});
-  parser.add("--reduce-dtype", messages.gradients,
-             {"bf16: gradients are reduced in 16 bits, half of the bytes", Role::all_ranks});
+  parser.add(
+      "--reduce-dtype", messages.gradients,
+      {"type in which gradients are reduced; bf16: 16 bits, half of the bytes", Role::all_ranks});
   parser.check_afterwards([this, &parser] {
     if (messages.parameters != Compression::none) {
       check_compression("--param-dtype bf16", "parameters", parser);
@@ -50,8 +55,9 @@ void ShardingOptions::add_to(OptionParser& parser) {
     }
     for (const char* option : {"--prefetch", "--reshard-after-forward", "--param-dtype"}) {
       require(kind == ShardKind::parameters || !parser.given(option),
-              "{}: for --shard parameters; with {} parameters are never given back", option,
-              name_of(kind));
+              "{}: found --shard {}, which keeps parameters whole, expected parameters; leave one "
+              "of them out",
+              option, name_of(kind));
     }
   });
 }

@@ -42,9 +42,10 @@ void MeshShape::add(std::string_view text) {
           text, fmt::join(words, ", "));
   const auto axis = Axis(word - words.begin());
   require(std::ranges::count(extents_, axis, &Extent::axis) == 0,
-          "--mesh: the axis {} twice, expected once", *word);
+          "--mesh: found the axis {} twice, expected once; leave one of them out", *word);
   require(*size <= kMostRanks / ranks(),  // a product that is larger might not fit
-          "--mesh: found {} x {} ranks up to {}, expected {} at most; give as many as there are",
+          "--mesh: found {} x {} ranks up to {}, expected {} at most; give as many ranks as the "
+          "run has",
           ranks(), *size, text, kMostRanks);
   extents_.push_back({axis, int(*size)});
 }

@@ -64,7 +64,8 @@ void MeshStageOptions::add_to(OptionParser& parser) {
               "data over hosts",
               Role::all_ranks});
   parser.add("--schedule", rank_schedule,
-             {"how the micro-batches of --accumulate take turns in a pipeline", Role::all_ranks});
+             {"pipelines: order of the forwards and backwards of the micro-batches of --accumulate",
+              Role::all_ranks});
   step.add_to(parser);
   sync_bn.add_to(parser);
   saving.add_to(parser);

@@ -81,7 +81,7 @@ def parse_options(argv):
     parser.add_argument("--batch", type=int, help="one-device: this batch size only")
     parser.add_argument("--threads", type=int, help="one-device: this number of threads only")
     parser.add_argument("--rounds", type=int, help="number of rounds (default: 3; with --thorough: 5)")
-    parser.add_argument("--data", default="fashion-mnist", help="the data set for the part start")
+    parser.add_argument("--data", default="fashion-mnist", help="data set for the part named start")
     parser.add_argument("--python", default="python3", help="a Python that may have torch")
     parser.add_argument("--json", metavar="FILE", help="write all figures to this file")
     options = parser.parse_args(argv)

@@ -70,7 +70,7 @@ def parse_options(argv):
     add = parser.add_argument
     add("--device", default="cpu:0", help="for instance cuda:0; default: %(default)s")
     add("--links", default="default", metavar="PROFILE",
-        help="whose links to take where they are not measured; default: %(default)s")
+        help="profile that gives the links that are not measured; default: %(default)s")
     add("-o", dest="target", type=Path, default=PROFILES / "this-machine.json", metavar="FILE",
         help="default: tools/profiles/this-machine.json, which --devices sim:this-machinex2 names")
     add("--build", metavar="DIR", type=Path, default=ROOT / "build", help="where the programs are")

@@ -43,7 +43,7 @@ def add_options(parser, root):
     parser.add_argument("--take-flagged", action="store_true",
                         help="compile marked lines even if something in them is not allowed: look at them first")
     parser.add_argument("--seed", type=seed, metavar="N",
-                        help="from which the hidden cases draw their values (default: another each time)")
+                        help="seed for the values of the hidden cases (default: a new one each time)")
 
 
 def seed(text):
@@ -58,8 +58,9 @@ def parse_options(argv, root):
     parser.add_argument("words", nargs="*", metavar="SUBMISSION or TASK",
                         help="a student's tree, some files of it, or an archive (default: this tree); a task (02.1) "
                              "or stage (02), default all")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there, too")
-    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json for Gradescope there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the verdicts to this file")
+    parser.add_argument("--gradescope", type=Path, metavar="FILE",
+                        help="also write results.json for Gradescope to this file")
     parser.add_argument("--autolab", action="store_true", help="end with the line of points that Autolab reads")
     parser.add_argument("--prepare", action="store_true",
                         help="only compile what does not depend on students, in a teacher's repository")

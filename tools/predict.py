@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What every stage would take on devices that nobody here has: `./lockstep predict`.
+"""Predict the time of every stage on devices that this machine does not have: `./lockstep predict`.
 
 Runs the stages' own programs on simulated devices (docs/simulation.md) and sets them side by side. The
 same options give the same figures on any machine. Options not listed here go to the stages that have them:

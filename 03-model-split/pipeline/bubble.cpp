@@ -197,7 +197,8 @@ void check(const BubbleOptions& options) {
   const std::vector<DeviceId> ids = parse_devices(options.devices);
   for (const int stages : options.stages) {
     require(options.layers % stages == 0,
-            "--stages: {} cannot have equally many of {} layers; give a divisor, or other --layers",
+            "--stages: {} cannot have equally many of {} layers; give a divisor of the number of "
+            "layers, or other --layers",
             stages, options.layers);
     require(size_t(stages) <= ids.size(),
             "--stages: {} of the {} devices in --devices {}; name one device per stage", stages,
@@ -242,10 +243,11 @@ std::vector<Asked> possible_of(const BubbleOptions& options) {
   require(!all.empty(),
           "--schedules: none is possible with these --stages, --chunks and --micro-batches; give "
           "gpipe or 1f1b");
-  require(all.size() == 1 || options.trace.empty(),
-          "--trace: is of one pipeline, found {}; give one of --stages, --schedules and "
-          "--micro-batches each",
-          all.size());
+  require(
+      all.size() == 1 || options.trace.empty(),
+      "--trace: draws one pipeline, found {}; give one value each for --stages, --schedules and "
+      "--micro-batches",
+      all.size());
   return all;
 }
 
@@ -273,7 +275,8 @@ int main(int argc, char** argv) {
   parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)",
              {1, 1024});
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1024});
-  parser.add("--schedules", options.schedules, "how micro-batches take turns");
+  parser.add("--schedules", options.schedules,
+             "orders of the micro-batches' forwards and backwards");
   parser.add("--chunks", options.chunks, "stages on a device if interleaved", {2, 16});
   parser.add("--sleep", options.sleep_ms,
              "milliseconds that a layer sleeps instead of computing, forward, per batch",

@@ -21,7 +21,7 @@ namespace {
 
 /// One optimizer step. Leaves the batch's mean loss in pipeline.loss(), on the last device.
 void train_step(Pipeline& pipeline, const HostBatch& batch, const StepState& step) {
-  pipeline.feed(batch, step);  // each stage copies its part of the batch when it needs it
+  pipeline.feed(batch, step);  // the first stage copies the images, the last one the labels
   pipeline.zero_gradients();
   pipeline.run_schedule();  // receive, forward, send, backward: every stage has a list of these
   pipeline.update();

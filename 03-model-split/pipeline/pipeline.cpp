@@ -81,10 +81,11 @@ Module& Pipeline::network() {
 }
 
 void Pipeline::require_samples(int64_t samples) const {
-  require(options_.micro_batches <= samples,
-          "--micro-batches: {} of a batch of {} samples, expected at most one per sample; give "
-          "fewer, or --drop-last if that is the epoch's last batch",
-          options_.micro_batches, samples);
+  require(
+      options_.micro_batches <= samples,
+      "--micro-batches: found {} for a batch of {} samples, expected at most one per sample; give "
+      "fewer, or --drop-last if that is the epoch's last batch",
+      options_.micro_batches, samples);
 }
 
 // --- A step --------------------------------------------------------------------------------------

@@ -11,16 +11,17 @@ void PipelineProgramOptions::add_to(OptionParser& parser) {
   Options::add_to(parser);
   parser.begin_group("Network");
   parser.add("--split", split,
-             "the layers with which stages begin (3,6), or what is to be balanced: auto "
-             "(operations), measured (time), parameters (bytes)");
+             "where to cut the network: the first layers of the later stages (3,6), or what to "
+             "balance: auto (operations), measured (time), parameters (bytes)");
   parser.begin_group("Training");
-  parser.add("--schedule", schedule_kind, "how micro-batches take turns");
+  parser.add("--schedule", schedule_kind, "order of the micro-batches' forwards and backwards");
   parser.add("--chunks", chunks, "stages on a device; 0: 2 if interleaved, else 1", {0, 64});
   parser.add("--micro-batches", micro_batches,
              "parts of a batch; 0: 4, or 1 in the naive schedule, or 2 per device if interleaved",
              {0, 1024});
   parser.add_flag("--recompute", recompute,
-                  "run each forward again before its backward instead of keeping its work");
+                  "keep only each stage's input and run its forward again before backward: less "
+                  "memory, more time");
   parser.begin_group("Output");
   parser.add_flag("--print-schedule", print_schedule,
                   "draw the timetable for these devices and micro-batches, and end");

@@ -105,7 +105,8 @@ void TensorSplit::choose(const std::optional<Names>& asked, const Layers& layers
     require(std::ranges::count(can, name) == 1,
             "--layers: '{}' cannot be split in this network; choose from {}", name,
             fmt::join(can, ", "));
-    require(std::ranges::count(*asked, name) == 1, "--layers: '{}' twice, expected once", name);
+    require(std::ranges::count(*asked, name) == 1,
+            "--layers: found '{}' twice, expected each layer once; leave out the others", name);
   }
   if (asked || ranks_.world_size() == 1 || !split_.empty()) return;
   require(!can.empty(),
@@ -287,7 +288,9 @@ void TensorProgramOptions::add_to(OptionParser& parser) {
   Options::add_to(parser);
   ranks.add_to(parser);
   parser.begin_group("Network");
-  parser.add("--layers", layers, "to be split: auto (all that divide), or by name (conv2,fc1)");
+  parser.add("--layers", layers,
+             "layers to split over the ranks: auto (all that the number of ranks divides), or "
+             "names (conv2,fc1)");
 }
 
 TensorSplit& split_network(Model& model, const Dataset& images, SplitRanks& ranks,

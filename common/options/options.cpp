@@ -40,10 +40,12 @@ void add_network_options(OptionParser& parser, Options& o) {
   parser.add("--depth", o.depth, "mlp: linear layers, the last of them to the classes", {1, 1024});
   parser.add_flag("--dropout,!--no-dropout", o.dropout, "dropout in the seed networks");
   parser.add("--init", o.init, "first weights: as PyTorch's, or normal with std 0.01");
-  parser.add("--precision", o.precision,
-             "what layers compute in; numbers of 16 bits: not in the double build");
+  parser.add(
+      "--precision", o.precision,
+      "type of the numbers in layers; bf16 and fp16: not in a build with -Dprecision=double");
   parser.add("--growth-interval", o.growth_interval,
-             "fp16: good steps after which the scale of the loss is doubled", {1, 1000000000});
+             "fp16: double the scale of the loss after so many steps without overflow",
+             {1, 1000000000});
   parser.add("--load", o.load, {"start from the weights of this safetensors file", Role::per_rank});
 }
 
@@ -58,10 +60,10 @@ void add_training_options(OptionParser& parser, Options& o) {
   parser.add("--optimizer", o.optimizer, "what updates the weights");
   parser.add("--lr", o.lr, "learning rate; not given: 0.1 for sgd, 0.001 for adam and adamw",
              {0, kLarge});
-  parser.add(
-      "--scale-lr", o.scale_lr,
-      "multiply --lr by batch size / this number, for adam and adamw by its square root; 0: off",
-      {0, kLarge});
+  parser.add("--scale-lr", o.scale_lr,
+             "multiply --lr by batch size / this number; for adam and adamw by the quotient's "
+             "square root; 0: off",
+             {0, kLarge});
   parser.add(
       "--warmup-epochs", o.warmup_epochs,
       "climb to the learning rate over this many epochs: from 0, or with --scale-lr from --lr",
@@ -76,9 +78,12 @@ void add_training_options(OptionParser& parser, Options& o) {
       "sgd and adam: added to the gradient (L2); adamw: decoupled from it; default 0 for all "
       "three, unlike PyTorch's AdamW (0.01)",
       {0, kLarge});
-  parser.add("--betas", o.betas,
-             "adam and adamw: the shares of their two averages that stay in a step", {0, 1});
-  parser.add("--eps", o.eps, "adam and adamw: added to the root of the second average", {1e-30, 1});
+  parser.add(
+      "--betas", o.betas,
+      "adam and adamw: share of the average of gradients, and of their squares, that a step keeps",
+      {0, 1});
+  parser.add("--eps", o.eps, "adam and adamw: added to the root of the squares' average",
+             {1e-30, 1});
   parser.add("--seed", o.seed, "seed of the first weights, the order and dropout",
              {0, std::numeric_limits<uint32_t>::max()});
 }
@@ -103,8 +108,9 @@ void add_device_options(OptionParser& parser, Options& o) {
       {"GPUs: ask cuDNN first for algorithms that want channels first, to compare layouts",
        Role::per_rank});
   parser.add("--emulate", o.emulate,
-             "take the parts of each batch one after another, as if on several devices: "
-             "none, chunk:D, stride:W, micro:M or, as W ranks cut their parts, micro:MxW");
+             "compute each batch in parts, one after another, as other stages do: none, chunk:D "
+             "(stage 02, D devices), micro:M (stage 03, M micro-batches), stride:W (stage 04, W "
+             "ranks), micro:MxW (W ranks with M micro-batches each)");
   parser.add_flag("--graph", o.graph, "capture the training step once, then replay it as a whole");
 }
 

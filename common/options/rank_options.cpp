@@ -28,7 +28,8 @@ void RankOptions::add_to(OptionParser& parser) {
              {"number of ranks, where no launcher says it", Role::per_rank});
   parser.add("--local_rank,--local-rank", local_rank,
              {"rank among those of this host, where no launcher says it", Role::per_rank});
-  parser.add("--timeout", timeout, {"seconds until a silent rank is given up", Role::per_rank},
+  parser.add("--timeout", timeout,
+             {"seconds of silence after which a rank counts as lost", Role::per_rank},
              {0.1, 86400});
   parser.add_output(
       "--flight", flight,

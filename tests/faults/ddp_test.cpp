@@ -211,7 +211,7 @@ TEST_CASE("Options that cannot be meant are refused by every rank, or before the
            {{"--compress", "bf16", "--all-reduce", "ring"}, "bf16: found --all-reduce ring, which"},
            {{"--compress", "bf16", "--baseline"}, "--compress bf16: rounds gradients, so"},
            {{"--bucket-mb", "-3"}, "--bucket-mb"},
-           {{"--ddp", "manual", "--no-overlap"}, "--no-overlap"},
+           {{"--ddp", "manual", "--no-overlap"}, "--no-overlap: found --ddp manual"},
            {{"--pad", "--baseline"}, "--pad"},
            {{"--clip-norm", "1", "--baseline"}, "--clip-norm"},
            {{"--accumulate", "2", "--model", "seed-bn", "--baseline"}, "--accumulate"},

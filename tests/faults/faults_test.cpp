@@ -242,7 +242,7 @@ TEST_CASE("Stage 03 refuses to split layers that do not divide", "[faults][tenso
   };
   check({"--layers", "conv2", "--devices", "cpu:0,cpu:1,cpu:2"}, {"conv2", "20", "3"});
   check({"--layers", "fc2"}, {"--layers", "'fc2'", "conv2, fc1"});
-  check({"--layers", "conv2,fc1,conv2"}, {"--layers", "'conv2' twice", "once"});
+  check({"--layers", "conv2,fc1,conv2"}, {"--layers", "found 'conv2' twice", "once"});
   check({"--devices", "cpu:0,cpu:1,cpu:2"}, {"--layers auto: no layer", "3 ranks", "fc1 has 320"});
   check({"--emulate", "chunk:2"}, {"--emulate"});
   check({"--schedule", "1f1b"}, {"--schedule"});  // is the pipeline's
@@ -356,7 +356,7 @@ TEST_CASE("The program of equal layers measures what it says, beside the formula
   refused({"--schedules", "pipedream"}, "--schedules: found 'pipedream'");
   refused({"--schedules", "interleaved", "--micro-batches", "3"}, "none is possible");
   refused({"--sleep", "-1"}, "--sleep");
-  refused({"--trace", folder / "trace"}, "--trace: is of one pipeline, found 26; give one of");
+  refused({"--trace", folder / "trace"}, "--trace: draws one pipeline, found 26; give one");
   refused({"--metrics", "/nowhere/rows"}, "--metrics /nowhere/rows");
 }
 

@@ -31,7 +31,7 @@ TEST_CASE("A mesh that cannot be is refused in one line", "[faults][mesh]") {
            {{"--mesh", "data=0"}, "--mesh: found 'data=0', expected axes"},
            {{"--mesh", "data=2,"}, "--mesh: found '', expected axes"},
            {{"--mesh", "data=2x"}, "--mesh: found 'data=2x', expected axes"},
-           {{"--mesh", "data=1,data=2"}, "--mesh: the axis data twice, expected once"},
+           {{"--mesh", "data=1,data=2"}, "--mesh: found the axis data twice, expected once"},
            {{"--mesh", "data=1048577"},
             "--mesh: found 1 x 1048577 ranks up to data=1048577, expected 1048576 at most"},
            {{"--mesh", "data=1024,shard=1024,tensor=2"},

@@ -74,11 +74,11 @@ TEST_CASE("Options of sharding that have no meaning are refused in one line", "[
            {{"--unit", "0"}, "--unit: found '0', expected layer, block, model, or MiB"},
            {{"--reshard-after-forward", "maybe"},
             "--reshard-after-forward: found 'maybe', expected yes or no"},
-           {{"--shard", "optimizer", "--prefetch", "2"}, "--prefetch: for --shard parameters"},
+           {{"--shard", "optimizer", "--prefetch", "2"}, "--prefetch: found --shard optimizer"},
            {{"--prefetch", "-1"}, "--prefetch"},
            {{"--param-dtype", "fp16"}, "--param-dtype: found 'fp16', expected none or bf16"},
            {{"--shard", "gradients", "--param-dtype", "bf16"},
-            "--param-dtype: for --shard parameters"},
+            "--param-dtype: found --shard gradients"},
            {{"--param-dtype", "bf16", "--baseline"}, "bf16: rounds parameters, so"},
            {{"--reduce-dtype", "bf16", "--baseline"}, "bf16: rounds gradients, so"},
            {{"--bucket-mb", "1"}, "--bucket-mb"}}) {

@@ -172,7 +172,7 @@ TEST_CASE("Micro-batches of any sizes count as many samples as they have", "[pip
 TEST_CASE("Batches that cannot be cut so are refused", "[pipeline][row43]") {
   Run many({.pipeline = {kOneF1b, 13}});
   const std::string text = message_of<BadInput>([&] { many.step(); });
-  CHECK_THAT(text, ContainsSubstring("--micro-batches: 13 of a batch of 12 samples"));
+  CHECK_THAT(text, ContainsSubstring("--micro-batches: found 13 for a batch of 12 samples"));
   CHECK(text.find('\n') == text.npos);
   Run wrong({.pipeline = {kOneF1b, 3}, .sizes = {6, 6}});
   CHECK_THAT(message_of<BadInput>([&] { wrong.step(); }),

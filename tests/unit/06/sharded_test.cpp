@@ -377,7 +377,7 @@ TEST_CASE("Ranks with different networks are told so, and a network that is no s
     CHECK_THAT(error, ContainsSubstring("all ranks must build the same network"));
   }
   const Setting alone{{}, {}, [](int) { return std::make_unique<Relu>(); }};
-  CHECK_THAT(on_ranks(1, alone, [](ShardedMember&) {})[0], ContainsSubstring("of a Sequential"));
+  CHECK_THAT(on_ranks(1, alone, [](ShardedMember&) {})[0], ContainsSubstring("is no Sequential"));
 }
 
 }  // namespace
