@@ -162,6 +162,13 @@ def lettered(row, name="messages"):
     return Row(name, [bar_of(bar, kind=MESSAGES, name=letter(bar)) for bar in row.bars])
 
 
+def with_sums(run):
+    """The passes of split layers, and the sums that they wait for. The step begins with a short word of each rank."""
+    rows = run.rows()
+    words = joined(rows["communication"], lambda bar: "sum" if bar.name == "all_reduce" else "NaN?", "messages")
+    return plain(rows["compute"], "rank 0"), words
+
+
 def curve(words, run, most):
     """A row with the height of what is in use beyond what is always kept; `most` bytes fill it."""
     changes, kept = run.memory(), run.kept()
@@ -193,6 +200,8 @@ def stages(build):
     add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run,
         *(Row(row.name, [bar_of(bar, name="" if bar.kind == MESSAGES else bar.name) for bar in row.bars])
           for row in run.rows().values()))
+    run = Run(build, "tensor-split", 1, two_hosts)
+    add("03  split layers: passes wait for sums over the ranks (NaN?: were all numbers finite?)", run, *with_sums(run))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
     add("04  DDP: buckets of gradients are averaged while backward runs", run,
@@ -311,6 +320,13 @@ def syncbn(build):
                           run.end, names=True)], {**BUCKETS, **UPDATE}).svg()
 
 
+def tensor(build):
+    """Two pairs of layers: forward waits for the sum of each, backward for the second pair's."""
+    run = Run(build, "tensor-split", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 64")
+    return Picture("A step of tensor-split", [Panel("", with_sums(run), run.end, names=True)],
+                   {**BUCKETS, **UPDATE}).svg()
+
+
 def sharded_step(build):
     """Gathers run ahead, units are freed."""
     panels = []
@@ -375,9 +391,9 @@ def mesh(build):
 
 
 # File in docs/figures, without its ending: what draws it.
-PICTURES = {"stages": stages, "step-01": step_01, "step-02": step_02, "pipeline": pipeline, "buckets": buckets,
-            "ring": ring, "syncbn": syncbn, "sharded-step": sharded_step, "sharded-memory": sharded_memory,
-            "mesh": mesh}
+PICTURES = {"stages": stages, "step-01": step_01, "step-02": step_02, "pipeline": pipeline, "tensor": tensor,
+            "buckets": buckets, "ring": ring, "syncbn": syncbn, "sharded-step": sharded_step,
+            "sharded-memory": sharded_memory, "mesh": mesh}
 MEASURED = ("accuracy", "epoch-time", "memory")  # by `compare`
 
 

@@ -242,7 +242,8 @@ def lane_of(lane, arguments, name, counted):
                   for *place, other in arguments[number].get("after", ())]
     transfers = {(operation, begin): lane["first"] + number
                  for number, (begin, _, operation, _) in enumerate(lane["slices"]) if operation in step_rows.TRANSFERS}
-    return Lane(Row(name, drawn), bar_of, waits, lane["stream"], transfers)
+    row = Row(name, drawn, computes=lane["stream"] == step_rows.COMPUTE)
+    return Lane(row, bar_of, waits, lane["stream"], transfers)
 
 
 def drawn_before(lane, number):

@@ -21,6 +21,7 @@ SEVERAL = "along several axes"
 ALONG_AXES = {axis: f"along {axis}" for axis in AXES}  # kinds of messages, too
 GAP = 0.02  # ms; shorter ones are a queue's own
 HOST_GAP = 0.05  # ms; a host that enqueues nothing for so long does something else
+COMPUTE = "compute"  # a device's stream of computation
 OF_BACKWARD = ("backward", "column_sums")  # one of these is in every layer's backward
 OF_MESSAGES = ("bucket", "scatter", "replicate", "gather", "reduce", "receive")  # ranges of stages 02 to 07
 TRANSFERS = ("send", "receive")  # of ranks
@@ -66,10 +67,12 @@ class Row:
     predicted_most: float | None = None  # of its count, by a formula
     curve: bool = False  # the bars' levels are what is shown
     full: str = ""  # what a curve's full height is, in a picture
+    computes: bool = False  # it should never stand still: a pause is a wait
 
     def waits(self, begin, end, unit):
-        """Bars for the time in which this lane does nothing. A host has better things to do."""
-        if any(bar.kind == HOST for bar in self.bars):
+        """Bars for the time in which a lane that computes does nothing. A host, or a lane of messages, is then
+        free."""
+        if not self.computes:
             return []
         found, free = [], begin
         for bar in [*sorted(self.bars, key=lambda bar: bar.begin),
@@ -241,7 +244,8 @@ def measured(step, bars_of=parts_of, begin=0.0, end=None):
     rows = []
     for lane in step["lanes"]:
         bars = [bar for bar, _ in lane_bars(lane["slices"], bars_of)]
-        rows.append(Row(f"{lane['device']} {lane['stream']}", cut(bars, begin, end)))
+        rows.append(Row(f"{lane['device']} {lane['stream']}", cut(bars, begin, end),
+                        computes=lane["stream"] == COMPUTE))
     hosts = [Row("host" if len(step["hosts"]) == 1 else f"host of {host['device']}",
                  cut(host_bars(host["enqueued"]), begin, end)) for host in step["hosts"]]
     curves = [memory_row(one["device"], one["changes"], begin, end) for one in step["memory"]]
