@@ -1,25 +1,26 @@
 #!/usr/bin/env python3
-"""Step through a step: writes one HTML file that opens from disk and needs nothing else.
+"""Write an HTML page that steps through one training step. The page is one file and opens from disk.
 
-The upper half is the plan: what the stage's program enqueues, on simulated devices. A product takes
-a unit there, and all else a tenth; in a pipeline every stage takes the same. With --devices
-sim:h100x2 times are a profile's. Further options go to the stage's program:
+The upper half shows the plan: the operations that the stage's program enqueues on simulated devices.
+A matrix product or convolution takes one unit of time, every other operation a tenth of a unit. In a
+pipeline all stages take equally long. With --devices sim:h100x2 the times come from a profile, a file
+of costs. Options that are not listed below go to the stage's program:
 
   ./lockstep show --schedule gpipe --devices 4 --micro-batches 8
   ./lockstep show --schedule interleaved --devices 4 --chunks 2
   ./lockstep show --stage 06 --model resnet18 --unit block --prefetch 0 -o fsdp.html
 
-Of stage 07 the page shows the mesh, too, each axis with its groups in its colour:
+For stage 07 the page also shows the mesh: each axis has a colour for its groups of ranks:
 
   ./lockstep show --stage 07 --devices 4 --nodes 2 --mesh data=2,shard=2,tensor=2
 
-The lower half, with --trace, is a measured step, with each device's memory. What runs in the plan is
-outlined there, too. The plan is then that of the trace's run:
+With --trace the lower half shows a measured step and each device's memory. It outlines the operation
+that runs in the plan. The plan then has the options of the run that wrote the trace:
 
   ./lockstep show --trace trace.json -o ddp.html
 
-With --flight it writes no page: it joins the last calls that ranks left with their --flight FILE, and
-says which rank is late, since when, and where the ranks called different things:
+With --flight it writes no page. It reads the last collectives that the ranks recorded with their own
+option --flight FILE. It prints which rank is late, since when, and where the ranks' calls differ:
 
   ./lockstep show --flight flight.rec"""
 
@@ -163,15 +164,18 @@ def with_option(name, options):
 def main(argv):
     parser = Parser(prog="lockstep show", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", help="01 to 07, or tensor-split (default: 03, or the trace's)")
-    parser.add_argument("--devices", help="number of devices, or simulated ones of a profile (default: 2; of a pipeline 4)")
+    parser.add_argument("--stage", help="01 to 07, or tensor-split (default: 03, or the stage of the trace)")
+    parser.add_argument("--devices",
+                        help="number of devices, or simulated devices such as sim:h100x2 (default: 2; for a pipeline 4)")
     parser.add_argument("--units-per-mib", type=pace, default=0, metavar="N",
-                        help="units that a MiB of a message takes; 0: all messages together take a third of the passes")
-    parser.add_argument("--trace", type=Path, help="what a stage wrote with --trace, or its folder")
+                        help="units of time for a message of one MiB; 0: all messages together take a third of the "
+                             "passes' time")
+    parser.add_argument("--trace", type=Path,
+                        help="file that a stage wrote with --trace, or the folder of this file")
     parser.add_argument("--flight", metavar="FILE",
-                        help="what ranks wrote with --flight: who is late (no page; all else is left out)")
+                        help="file that ranks wrote with --flight: say which rank is late; other options have no effect")
     parser.add_argument("-o", dest="target", type=Path, default=Path("step.html"), metavar="FILE",
-                        help="default: step.html")
+                        help="page to write (default: step.html)")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help=argparse.SUPPRESS)
     options, words = parser.parse_known_args(argv)
     if options.flight is not None:
