@@ -312,7 +312,7 @@ def report(runs):
     rows = [run["metrics"] or {"stage": label(run["stage"])} for run in runs]
     print("\n".join(["", *summary_table.table(rows), "", *summary_table.computed_by(rows)]))
     if any("speedup" in row for row in rows):
-        print(f"speed-up: over {STAGE} on the same network and samples; a short run before proved equal weights")
+        print(f"speed-up: compared with {STAGE}, after short runs had shown that both reach equal weights")
     if busy := summary_table.busy_machine(rows):
         print(busy)
     for run in runs:
