@@ -15,8 +15,8 @@ namespace lockstep {
 
 /// Runs a module on the parts of a batch, on several devices at once. Device 0 holds the model.
 /// Each other device holds a replica and gets the weights for every pass. Mirrors
-/// torch.nn.DataParallel and its costs: device 0 hands out the samples and weights, gathers the
-/// scores, adds up the gradients, and needs the memory for all of that.
+/// torch.nn.DataParallel and its costs. Device 0 hands out the samples and weights, gathers the
+/// scores, and adds up the gradients. Device 0 needs the memory for all of that.
 ///
 /// The next copy overwrites what a replica has changed in itself. So the running statistics of
 /// batch normalisation come from device 0's part alone, as in PyTorch.
@@ -45,8 +45,8 @@ class DataParallel final : public Module {
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds times and bytes, per step, to the summary and the metrics.
   void report(TrainingLog& log);
-  /// Bytes that a step over a batch must move, computed from sizes alone: the weights, running
-  /// statistics and gradients of each replica, and `bytes_per_sample` (input, scores, their
+  /// Bytes that a step over a batch must move, computed from sizes alone. Each replica has weights,
+  /// running statistics and gradients. There are also `bytes_per_sample` (input, scores, their
   /// gradients) for every sample that is not device 0's.
   int64_t predicted_bytes(int64_t batch_size, int64_t bytes_per_sample) const;
 

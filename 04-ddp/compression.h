@@ -21,9 +21,9 @@ void check_compression(std::string_view option, std::string_view what, const Opt
 /// all ranks.
 ///
 /// A sum rounds each rank's numbers first. Shared memory adds them in float32 and rounds the sum
-/// once; in a ring each rank that passes a sum on rounds it, W - 1 times. Rounding moves a number
+/// once. In a ring each rank that passes a sum on rounds it, W - 1 times. Rounding moves a number
 /// by at most 2^-8 of it. So a sum is off by no more than ((1 + 2^-8)^k - 1) times the sum of the
-/// ranks' |x|, where k is 2 in shared memory, and W in a ring. A gather rounds once.
+/// ranks' |x|. Here k is 2 in shared memory, and W in a ring. A gather rounds once.
 class Bf16Messages {
  public:
   /// `comm` must outlive this object; all calls go to `stream`.

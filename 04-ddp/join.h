@@ -9,10 +9,10 @@
 namespace lockstep {
 
 /// Throws BadInput, on all ranks, with both numbers, if two ranks are about to run different
-/// numbers of steps: one of them would wait in a collective that the others never call.
+/// numbers of steps. One of them would wait in a collective that the others never call.
 void require_even_inputs(int64_t batches, const ExchangeTexts& exchange);
 
-/// Lets ranks run out of samples at different times: a rank with none left takes part in the
+/// Lets ranks run out of samples at different times. A rank with none left takes part in the
 /// others' steps without samples, or all ranks end at the same step. Mirrors
 /// torch.distributed.algorithms.Join and its throw_on_early_termination, but a step's gradient
 /// stays the mean over all of its samples (PyTorch divides by the number of ranks).

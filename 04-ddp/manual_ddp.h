@@ -10,8 +10,8 @@ namespace lockstep {
 /// hvd.broadcast_parameters.
 void broadcast_parameters(const FlatParameters& parameters, Communicator& comm);
 
-/// Produces the same gradients as DistributedDataParallel, without buckets and without overlap:
-/// nothing is sent before backward has ended, and every parameter costs the latency of a message.
+/// Produces the same gradients as DistributedDataParallel, without buckets and without overlap.
+/// Nothing is sent before backward has ended, and every parameter costs the latency of a message.
 class ManualDdp final : public Replica {
  public:
   ManualDdp(std::unique_ptr<Module> module, const FlatParameters& parameters, Communicator& comm,

@@ -65,8 +65,8 @@ class RunningStatistics {
 /// gradients are the same on all ranks: those of the whole batch.
 ///
 /// A rank's loss must be the mean over its n_r samples, times n_r W / N. So a sample counts W / N
-/// (StepState::loss_weight), and the mean of the ranks' losses is the mean over all N samples,
-/// however unequal the parts are. A rank without samples makes its passes with an empty batch.
+/// (StepState::loss_weight). The mean of the ranks' losses is the mean over all N samples, however
+/// unequal the parts are. A rank without samples makes its passes with an empty batch.
 ///
 /// The loss in FlatParameters::loss() is averaged over the global batch, as the gradients are. It
 /// travels with the last gradients: a message of its own would cost more than its four bytes.

@@ -61,7 +61,7 @@ Replica& wrap_in_replica(Model& model, const FlatParameters& parameters, Process
 std::string batch_line(const Options& options, const StepOptions& step, const ProcessGroup& group);
 
 /// Adds to the summary what the replica measured: compute, communication and exposed communication
-/// per step, and the bytes sent, as counted, beside the formula: 2 (W-1)/W times the model.
+/// per step. Adds the bytes sent, as counted, beside the formula: 2 (W-1)/W times the model.
 void report(Replica& replica, const FlatParameters& parameters, int world_size, TrainingLog& log);
 
 }  // namespace lockstep

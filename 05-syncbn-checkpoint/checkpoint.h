@@ -45,7 +45,7 @@ std::vector<int64_t> find_checkpoints(const std::filesystem::path& directory);
 
 /// The newest of the checkpoints `found` in a directory for which read() does not throw. `warn`
 /// gets a line for each newer one, with the reason. Returns nothing if there are no checkpoints;
-/// throws BadInput if there are some, but none can be read; passes on the error of a lost rank.
+/// throws BadInput if there are some, but none can be read. Passes on the error of a lost rank.
 std::optional<int64_t> newest_readable(
     const std::filesystem::path& directory, const std::vector<int64_t>& found,
     const std::function<void(const std::filesystem::path&)>& read,

@@ -55,7 +55,7 @@ class Checkpointer {
   void after_epoch(TrainingState& state, double accuracy);
   /// Saves the state after the steps enqueued so far, if there is a directory; returns when the
   /// files are durable. Throws NonFinite for a run that went wrong. A save that fails for another
-  /// reason does not end a run of many hours: every rank says why, training continues, and the
+  /// reason does not end a run of many hours. Every rank says why, training continues, and the
   /// earlier checkpoints are as before.
   void save(const TrainingState& state);
   /// At the end of training. Throws EnvironmentError if the last save failed.

@@ -44,9 +44,9 @@ class SyncBatchNorm final : public BatchStatistics {
   /// All-gathers the ranks' statistics, [2C+1] each, and merges them.
   Rows merge(const Tensor& statistics, int64_t rows, const BatchNorm2d& layer,
              Context& context) override;
-  /// Replaces this rank's sums over its rows, [2, C], by those over all ranks' rows: one all-reduce
-  /// on the stream `communication`, after the pass's work so far and before its next work. The host
-  /// does not wait. A single rank has the sums already.
+  /// Replaces this rank's sums over its rows, [2, C], by those over all ranks' rows. There is one
+  /// all-reduce on the stream `communication`, after the pass's work so far and before its next
+  /// work. The host does not wait. A single rank has the sums already.
   void merge_sums(const Tensor& sums, const BatchNorm2d& layer, Context& context) override;
 
   /// How many layers use this object.
@@ -55,8 +55,8 @@ class SyncBatchNorm final : public BatchStatistics {
   double seconds_waited() { return calls_.seconds_waited(); }
   /// The ranks that normalise together; counts the bytes they send (Purpose::statistics).
   Communicator& comm() const { return calls_.comm(); }
-  /// The bytes that a rank had to send so far, by sizes: (W-1) times the statistics of each
-  /// forward, 2 (W-1)/W times the sums of its backward.
+  /// The bytes that a rank had to send so far, by sizes. They are (W-1) times the statistics of
+  /// each forward, 2 (W-1)/W times the sums of its backward.
   double bytes_predicted() const { return bytes_predicted_; }
 
  private:

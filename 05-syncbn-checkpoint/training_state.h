@@ -10,7 +10,7 @@
 namespace lockstep {
 
 /// The numbers of a run between two steps. Dropout draws from counters (seed, step, position in the
-/// global batch), so its random state is the step; likewise the order of an epoch follows from seed
+/// global batch), so its random state is the step. Likewise the order of an epoch follows from seed
 /// and epoch.
 struct TrainingState {
   /// The version of the format. A file with another version is refused.
@@ -54,8 +54,8 @@ struct TrainingState {
 
   /// One line of JSON, for from_json().
   std::string to_json() const;
-  /// Throws BadInput, naming `what`, for text that is not exactly what to_json() makes: a newer
-  /// format version (both are named), a field that is missing, unknown, or of another type.
+  /// Throws BadInput, naming `what`, for text that is not exactly what to_json() makes. Causes: a
+  /// newer format version (both are named), a field that is missing, unknown, or of another type.
   static TrainingState from_json(const std::string& text, const std::string& what);
 
   friend bool operator==(const TrainingState&, const TrainingState&) = default;

@@ -38,9 +38,9 @@ struct ShardingOptions {
 /// out, as far as the kind says. Mirrors torch.distributed.fsdp (Zhao et al., arXiv 2304.11277) and
 /// ZeRO (arXiv 1910.02054).
 ///
-/// In backward a unit's gradients are averaged as soon as the unit has made all of them, while
-/// backward goes on with the units in front. Each rank then updates its own shard. Losses must be
-/// weighted as for a Replica, and the loss becomes the mean over the global batch as there.
+/// In backward a unit's gradients are averaged as soon as the unit has made all. Meanwhile backward
+/// goes on with the units in front. Each rank then updates its own shard. Losses must be weighted
+/// as for a Replica, and the loss becomes the mean over the global batch as there.
 ///
 /// In a pass that is not the last contribution to a step (PassFacts) nothing is reduced: every unit
 /// keeps its whole gradients.

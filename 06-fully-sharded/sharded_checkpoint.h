@@ -42,9 +42,9 @@ struct ShardIndex {
   std::map<std::string, double> steps{};  // of each parameter, for steps_of(); empty for SGD
 
   std::string to_json() const;
-  /// Throws BadInput, naming `what`, for text that is not what to_json() makes: a state that is
-  /// listed twice, extents that are no whole numbers from 1 on, or a shape whose elements nothing
-  /// can count.
+  /// Throws BadInput, naming `what`, for text that is not what to_json() makes. Causes: a state
+  /// that is listed twice, extents that are no whole numbers from 1 on, or a shape whose elements
+  /// nothing can count.
   static ShardIndex from_json(const std::string& text, const std::string& what);
 };
 
@@ -69,7 +69,7 @@ void commit_shards(const std::filesystem::path& path, const ShardIndex& index,
 /// A checkpoint that is read from the disk as far as it is needed.
 class ShardedCheckpoint {
  public:
-  /// Opens all files and checks their headers: the shards must be those saved with the first
+  /// Opens all files and checks their headers. The shards must be those saved with the first
   /// file, and must have each element once, and nothing else. Throws BadInput, naming the file,
   /// if not.
   explicit ShardedCheckpoint(const std::filesystem::path& path);

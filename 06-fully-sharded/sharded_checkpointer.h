@@ -24,7 +24,7 @@ namespace lockstep {
 ///   4. rank 0 writes the checkpoint's own file when all shards are durable: that is the commit;
 ///   10. what failed on one rank has failed on all.
 /// If only the counters have changed since the last checkpoint (of the same step), its shards stay
-/// as they are: a checkpoint that is there must not get its shards replaced one by one.
+/// as they are. A checkpoint that is there must not get its shards replaced one by one.
 class ShardedCheckpointer : public Checkpointer {
  public:
   /// `network`, and `optimizer`, which updates its shards(), must outlive this object.

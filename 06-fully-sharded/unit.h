@@ -113,8 +113,8 @@ struct UnitMessages {
 };
 
 /// Layers one after another. Their parameters lie in one flat buffer [length], in reverse order of
-/// registration and padded so that the ranks' shards [length / W] are equally long. The kind
-/// decides what a rank keeps of the buffer:
+/// registration. The buffer is padded so that the ranks' shards [length / W] are equally long. The
+/// kind decides what a rank keeps of the buffer:
 ///
 ///              values          gradients         updated by this rank
 ///   none       whole           whole             all of it
@@ -122,9 +122,9 @@ struct UnitMessages {
 ///   gradients  whole           a shard           its shard
 ///   parameters a shard         a shard           its shard
 ///
-/// Where a shard is kept, the whole is allocated when it is needed, and freed after that. Layers
-/// find the whole in Parameter::value and Parameter::grad, which are undefined while the whole is
-/// not there.
+/// Where a shard is kept, the whole is allocated when it is needed, and freed then. Layers find
+/// the whole in Parameter::value and Parameter::grad, which are undefined while the whole is not
+/// there.
 class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.

@@ -118,7 +118,7 @@ class MeshParallel {
   template <class T>
   void from_its_stage(std::vector<T>& numbers) const;
   /// Later work on the passes' stream waits for all messages so far. Then that stream may make a
-  /// call itself, in any group: one message at a time is under way, so no two ranks can wait for
+  /// call itself, in any group. One message at a time is under way, so no two ranks can wait for
   /// each other (device_mesh.h).
   void await_messages() const { passes_.wait(communication_.record()); }
   Communicator& along(const Axes& axes) const { return mesh_.along(axes); }

@@ -93,9 +93,9 @@ class StageLink {
   PhaseTimer waits_;  // of the passes
 };
 
-/// One rank's stage. The training loop uses it as if it were the whole network: it gives each
+/// One rank's stage. The training loop uses it as if it were the whole network. The loop gives each
 /// micro-batch to forward(), then the gradient of the scores to backward(). The stage's list of
-/// instructions, stage 03's, decides the order of passes: every call follows the list up to the
+/// instructions, stage 03's, decides the order of passes. Every call follows the list up to the
 /// first pass whose input the loop has not given yet. So a stage may make several forwards before
 /// its first backward, though the loop asks for both in turn. After the last backward() the list
 /// has ended. Each micro-batch between forward and backward has its own context. A stage's last
@@ -107,11 +107,11 @@ class StageLink {
 /// and receives have the times of its instructions. Collectives within a pass have the time of the
 /// pass, which is the same on all ranks of a stage. The sum of the losses comes last: after the
 /// last gradient has arrived, or it might take that message's place on the GPU. Here an operation
-/// waits only for operations with an earlier time: for some of those before it in its rank's list,
-/// and for the other side of its message. So some operation can always go on, even if a call keeps
-/// the host until that side has come (NCCL, when it connects two ranks). The links have streams of
-/// their own. Otherwise an activation would wait for a gradient that the list sends before it,
-/// though nobody needs that order.
+/// waits only for operations with an earlier time. They are some of those before it in its rank's
+/// list, and the other side of its message. So some operation can always go on, even if a call
+/// keeps the host until that side has come (NCCL, when it connects two ranks). The links have
+/// streams of their own. Otherwise an activation would wait for a gradient that the list sends
+/// before it, though nobody needs that order.
 class RankPipeline final : public Module {
  public:
   /// `stage` has this rank's layers; `classes` is the number of scores. `loss` [1] is a step's loss

@@ -6,9 +6,9 @@ build/comparison/, as JSON and as figures. Options not listed here are passed to
 (build/01-single-gpu/01-single-gpu --help lists them).
 
 All stages do the same work: they train with the same options and the same order of samples (--order
-sampler). A stage with another default network or optimizer (stage 05: seed-bn, stage 06: mlp, adamw)
-is compared with a further run of stage 01 that has them, too. A speed-up is shown where ten untimed steps (the stage's --baseline)
-proved that both train the same weights.
+sampler). A stage with another default network or optimizer (stage 05: seed-bn, stages 06 and 07: mlp,
+adamw) is compared with a further run of stage 01 that has them, too. A speed-up is shown where ten
+untimed steps (the stage's --baseline) proved that both train the same weights.
 """
 
 import argparse
@@ -41,7 +41,7 @@ RESERVED = {  # options of the stages that serve one run only
     "--save": "every stage would write this file; start a stage itself for its weights",
     "--baseline": "the speed-up over stage 01 is always measured here",
 }
-MINE = ("--mine, in a student's tree: run the student's own functions only, without the prebuilt "
+MINE = ("--mine, in a student's tree: runs the student's own functions only, without the prebuilt "
         "solutions of what is open")
 
 

@@ -104,14 +104,14 @@ def make_tree(root, target, workshop, say, assistant_page=True, for_github=False
     with new_folder(target) as beside:
         with workshop.locked(say):
             workshop.fill({path: root / path for path in files})
-            calls = solutions.make_solutions(workshop, tasks, beside, say)
+            of_objects = solutions.make_solutions(workshop, tasks, beside, say)
         write_tree(root, files, tasks, beside, assistant_page)
         if for_github:
             for path in services.OURS:
                 (beside / path).unlink(missing_ok=True)
             (beside / services.WORKFLOW).parent.mkdir(parents=True, exist_ok=True)
             (beside / services.WORKFLOW).write_text(services.workflow())
-        solutions.write_manifest(beside, calls)
+        solutions.write_manifest(beside, of_objects)
     return tasks
 
 

@@ -47,7 +47,7 @@ STEPS = {
     "02-dataparallel": "--stage 02",
     "03-model-split/pipeline": "--schedule 1f1b --devices 4 --micro-batches 8",
     "03-model-split/tensor": "--stage tensor-split",
-    "04-ddp": "--stage 04",
+    "04-ddp": "--stage 04 --bucket-mb 0.05",
     "05-syncbn-checkpoint": "--stage 05",
     "06-fully-sharded": "--stage 06",
     "07-mesh": "--stage 07 --devices 4 --nodes 2 --mesh data=2,shard=2,tensor=2",

@@ -49,34 +49,34 @@ std::string label_of(const Instruction& instruction, int chunks);
 
 using Instructions = std::vector<Instruction>;
 
-/// The instructions of stage `stage` of `stages` for one batch in GPipe: all micro-batches forward,
-/// in order, then all of them backward in the same order, then the step. A stage receives the input
-/// of a pass right before the pass and sends the result right after it. The first stage receives no
-/// activations and sends no gradients; the last stage does the reverse. StageWriter (schedule.cpp)
-/// adds these messages in GPipe, 1F1B and the interleaved schedule.
+/// The instructions of stage `stage` of `stages` for one batch in GPipe. All micro-batches go
+/// forward, in order, then all go backward in the same order, then comes the step. A stage receives
+/// the input of a pass right before the pass and sends the result right after it. The first stage
+/// receives no activations and sends no gradients; the last stage does the reverse. StageWriter
+/// (schedule.cpp) adds these messages in GPipe, 1F1B and the interleaved schedule.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// The same in 1F1B: min(stages - stage, micro_batches) forwards, then a backward and a forward in
-/// turn until nothing is left. Sends and receives are in an order in which no stage waits forever,
-/// even if every send lasts until its receiver has come to the receive.
+/// turn until nothing is left. No stage waits forever for a send or receive, even if every send
+/// lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
 /// The instructions of device `device` of `devices` in interleaved 1F1B, with `chunks` stages each.
 /// `micro_batches` is a multiple of `devices`.
 ///
-/// The order of forwards: micro-batches 0 to devices - 1 through chunk 0, the same through chunk 1,
-/// and so on up to the last chunk; then the next `devices` micro-batches, again from chunk 0. The
-/// order of backwards is the same, but from the last chunk to chunk 0. First come
-/// 2 (devices - 1 - device) + (chunks - 1) devices forwards, or all if that is less; then a forward
-/// and a backward in turn; then the backwards that are left, and the step. A stage receives the
-/// input of a pass right before the pass and sends the result right after it. Only the first of all
-/// stages receives no activations and sends no gradients, and only the last one sends no
+/// Forwards are in this order: micro-batches 0 to devices - 1 through chunk 0, the same through
+/// chunk 1, and so on to the last chunk. Then come the next `devices` micro-batches, again from
+/// chunk 0. The order of backwards is the same, but from the last chunk to chunk 0. First come 2
+/// (devices - 1 - device) + (chunks - 1) devices forwards, or all if that is less. Then come a
+/// forward and a backward in turn, then the backwards that are left, and the step. A stage receives
+/// the input of a pass right before the pass and sends the result right after it. Only the first of
+/// all stages receives no activations and sends no gradients, and only the last one sends no
 /// activations and receives no gradients.
 Instructions interleaved_schedule(int devices, int chunks, int micro_batches, int device);
 
 /// The instructions of device `device` of `devices` for one batch of `micro_batches`, in order. The
 /// naive schedule is GPipe's with one micro-batch. Throws BadInput for less than one device or
 /// micro-batch, for an unknown device, and for several micro-batches in the naive schedule. Only
-/// the interleaved schedule may have several chunks; it throws BadInput for less than two devices
-/// or chunks, and for micro-batches that are no multiple of the devices.
+/// the interleaved schedule may have several chunks. That schedule throws BadInput for less than
+/// two devices or chunks, and for micro-batches that are no multiple of the devices.
 Instructions make_schedule(ScheduleKind kind, int devices, int micro_batches, int device,
                            int chunks = 1);
 /// The instructions of all devices.
@@ -87,13 +87,13 @@ std::vector<Instructions> make_schedules(ScheduleKind kind, int devices, int mic
 /// first one not done. Names the stage of every such instruction.
 void require_finished(const std::vector<Instructions>& schedules, const std::vector<size_t>& next);
 
-/// (p-1)/(V m + p-1) with V chunks: the share of the whole time that each of p devices waits, if
+/// (p-1)/(V m + p-1) with V chunks. Each of p devices waits for this share of the whole time, if
 /// all stages take equally long (GPipe, section 2.3). As a share of the ideal time: (p-1)/(V m).
 double predicted_bubble(int devices, int micro_batches, int chunks = 1);
 /// The formula as text: "(p-1)/(m+p-1)", with several chunks "(p-1)/(Vm+p-1)".
 std::string bubble_formula(int chunks);
-/// The number of activations that device `device` has to keep at the same time: those of all
-/// micro-batches in GPipe, of at most devices - device in 1F1B. In the interleaved schedule each
+/// The number of activations that device `device` has to keep at the same time. GPipe keeps those
+/// of all micro-batches, 1F1B of at most devices - device. In the interleaved schedule each
 /// activation belongs to one chunk; there are as many as forwards until the first backward.
 int predicted_live(ScheduleKind kind, int devices, int micro_batches, int device, int chunks = 1);
 /// The most micro-batches of `chunk` that are between forward and backward at once in the list.

@@ -31,9 +31,9 @@ std::vector<LayerCost> probe_layers(const Layers& layers, const Shape& images, S
 Cuts balanced_cuts(const std::vector<double>& costs, int stages);
 
 /// The cuts that --split asks for: "3,6"; "auto" balances the floating-point operations, "measured"
-/// the times, "parameters" the bytes of the parameters. Throws BadInput for any other text, for
-/// cuts that are not in order or outside the network, and for cuts that do not make `stages`
-/// stages. Each device has `chunks` of the stages.
+/// the times, "parameters" the bytes of the parameters. Throws BadInput for any other text, and for
+/// cuts that are not in order, outside the network, or do not make `stages` stages. Each device has
+/// `chunks` of the stages.
 Cuts choose_cuts(const std::string& text, const Layers& layers, int stages, const Shape& images,
                  Stream stream, int chunks = 1);
 

@@ -23,8 +23,8 @@
 
 namespace lockstep {
 
-/// The collectives of a layer in training so far, the numbers that a rank put into them, and the
-/// bytes that the rank sent for them, computed from sizes.
+/// The collectives of a layer in training so far, and the numbers that a rank put into them. The
+/// bytes that the rank sent for them are computed from sizes.
 struct Traffic {
   int64_t all_reduces = 0, all_gathers = 0;
   int64_t numbers = 0;

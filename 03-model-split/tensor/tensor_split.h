@@ -52,7 +52,7 @@ class TensorSplit final : public Sequential {
 
   /// `ranks` must outlive this object. `layers` are those to split; by default all that can be
   /// split and divide by the number of ranks. Throws BadInput, naming the layer and the numbers, if
-  /// a layer cannot be split, or not over so many ranks; also if none divides by the ranks.
+  /// a layer cannot be split, or not over so many ranks. Also if none divides by the ranks.
   TensorSplit(const ModelOptions& options, SplitRanks& ranks,
               const std::optional<Names>& layers = {});
 

@@ -38,10 +38,10 @@ struct BackendChoice {
 };
 
 /// Returns the backend of all ranks, the same on every rank. offers[r] is rank r's. If `asked` is
-/// empty, chooses the fastest that fits: NCCL where every rank has NCCL and a GPU of its own, else
-/// shared memory where all are on one host, else TCP. Throws BadInput, naming the ranks, if NCCL is
-/// asked for with a CPU device, or with one GPU used twice. Throws EnvironmentError for a rank
-/// without the library that was asked for.
+/// empty, chooses the fastest that fits. That is NCCL where every rank has NCCL and a GPU of its
+/// own, else shared memory where all are on one host, else TCP. Throws BadInput, naming the ranks,
+/// if NCCL is asked for with a CPU device, or with one GPU used twice. Throws EnvironmentError for
+/// a rank without the library that was asked for.
 BackendChoice choose_backend(const std::string& asked, const std::vector<RankOffer>& offers);
 
 }  // namespace lockstep

@@ -65,9 +65,9 @@ struct Call {
   std::string label{};  // whom it is for, "bn1"; may be empty
   Purpose purpose = Purpose::other;
 
-  /// The facts that must be the same on all ranks: "all_reduce of 87360 f32, sum", "broadcast of 10
-  /// i64, root 0", "all_gather of 21 f32 for bn1". `peer_name` is the name of a transfer's other
-  /// side, by default "rank 1".
+  /// The facts that must be the same on all ranks. Examples: "all_reduce of 87360 f32, sum",
+  /// "broadcast of 10 i64, root 0", "all_gather of 21 f32 for bn1". `peer_name` is the name of a
+  /// transfer's other side, by default "rank 1".
   std::string text(const std::string& peer_name = "") const;
   /// The same facts as one number, without the label.
   uint64_t number() const;
@@ -181,8 +181,8 @@ class Communicator {
   /// Only calls that have run are counted: synchronize their streams first. See SentBytes.
   int64_t bytes_sent(Purpose purpose) const { return sent_->of(purpose); }
   int64_t bytes_sent() const { return sent_->of_all(); }
-  /// The bytes that an all-reduce of x adds to bytes_sent(): 2 (W-1)/W of x as round a ring, unless
-  /// the communicator has another way for sums as small as x.
+  /// The bytes that an all-reduce of x adds to bytes_sent(). That is 2 (W-1)/W of x as round a
+  /// ring, unless the communicator has another way for sums as small as x.
   virtual int64_t bytes_of_all_reduce(const Elements& x) const;
   /// The place where bytes_sent() are counted: "shm", "its calls to NCCL", ...
   const std::string& bytes_counted_in() const { return sent_->where(); }

@@ -125,8 +125,8 @@ std::shared_ptr<HostTransport> connect_shm(Store& store, double timeout_seconds)
 /// Connects this rank with all others of the store, which is not needed afterwards. A peer that is
 /// silent for `timeout_seconds`, or takes longer for a whole message, is lost.
 ///
-/// Reductions go round a ring in parts (see "The ring" in tcp_transport.cpp), so each part is added
-/// up once, in an order that the ring fixes: all ranks get the same bits, and so does every run
+/// Reductions go round a ring in parts (see "The ring" in tcp_transport.cpp). So each part is added
+/// up once, in an order that the ring fixes. All ranks get the same bits, and so does every run
 /// with the same number of ranks. Ranks whose counts differ wait for each other, or take one
 /// message for another: LOCKSTEP_DEBUG=collectives finds this (roll_call.h).
 ///

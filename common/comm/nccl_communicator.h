@@ -19,10 +19,10 @@ std::string nccl_unique_id();
 
 /// Makes rank `rank` of `world_size`, on a GPU that no other rank uses. Returns when all ranks have
 /// called this function with the same id. A call may wait for the other ranks, on the host and on
-/// the GPU. A watcher thread ends the process by a PeerLost that nobody catches: at once if NCCL
-/// finds a rank gone, else after `timeout_seconds` of silence (nccl_watcher.h). It also watches
-/// this function. A call that NCCL refuses throws PeerLost. Only the thread that made the
-/// communicator may call. Throws BadInput if `id` is not an id, EnvironmentError if there is no
+/// the GPU. A watcher thread ends the process by a PeerLost that nobody catches. The end comes at
+/// once if NCCL finds a rank gone, else after `timeout_seconds` of silence (nccl_watcher.h). It
+/// also watches this function. A call that NCCL refuses throws PeerLost. Only the thread that made
+/// the communicator may call. Throws BadInput if `id` is not an id, EnvironmentError if there is no
 /// NCCL. Must be destroyed before the device.
 std::unique_ptr<Communicator> make_nccl_rank(Device& device, int rank, int world_size,
                                              const std::string& id, double timeout_seconds);

@@ -37,11 +37,11 @@ struct NcclCall {
 };
 
 /// Watches one rank's calls to NCCL. The rank waits for the others inside a call, which first
-/// connects them, and then on the GPU: for ever if a rank does not come. The host cannot look
-/// meanwhile. So a thread looks fifty times a second how long the running call has lasted. If no
-/// call runs, the thread looks how long the oldest call on the GPU has waited, and whether NCCL has
-/// found an error. If a rank is lost, the thread throws PeerLost, which nobody catches: the program
-/// reports the error and ends at once (options/report.h), by _Exit(2).
+/// connects them, and then on the GPU. The rank waits for ever if a rank does not come. The host
+/// cannot look meanwhile. So a thread looks fifty times a second how long the running call has
+/// lasted. If no call runs, the thread looks how long the oldest call on the GPU has waited, and
+/// whether NCCL has found an error. If a rank is lost, the thread throws PeerLost, which nobody
+/// catches: the program reports the error and ends at once (options/report.h), by _Exit(2).
 ///
 /// The watcher does not see a host that is stuck elsewhere in the driver, with a lock that the
 /// watcher's questions need.

@@ -21,7 +21,7 @@ namespace lockstep {
 ///   all came, to different ones      what another rank called
 ///
 /// If it `compares_calls` (LOCKSTEP_DEBUG=collectives; the same on all ranks) every collective
-/// begins with an exchange of what the ranks called: number, operation, count, element type,
+/// begins with an exchange. The ranks say what they called: number, operation, count, element type,
 /// reduction, root, label. So all ranks learn of two calls that differ before a library hangs, ends
 /// the process or mixes up memory. Sends and receives are not compared: at best a timeout finds a
 /// pair that does not fit together.

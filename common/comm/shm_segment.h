@@ -93,8 +93,8 @@ class ShmLayout {
 /// that a rank is gone.
 ///
 /// A rank that waits looks for a while if an awaited rank has another core; then it sleeps. Throws
-/// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or did not do
-/// its part in time ("rank 2 did not answer within 5 s"). One thread at a time.
+/// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or was too slow
+/// ("rank 2 did not answer within 5 s"). One thread at a time.
 class ShmPeers {
  public:
   /// `sockets` by rank; this rank's own is closed.

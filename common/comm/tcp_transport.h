@@ -28,10 +28,10 @@ struct IncomingBytes {
 /// One rank's connections to all the others. Bytes arrive in the order in which they were sent. No
 /// lengths are sent: both sides must know how many bytes come. For 0 bytes nothing is sent.
 ///
-/// Every call throws a PeerLost that names the peer: "rank 2 closed the connection", "rank 2 did
-/// not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way then, so all
-/// later calls throw the same error. The connections are closed, so peers that wait for this rank
-/// learn of the failure. One thread at a time.
+/// Every call throws a PeerLost that names the peer. Examples: "rank 2 closed the connection",
+/// "rank 2 did not answer within 5 s: 100 of 4096 bytes came". Half a message may be on its way
+/// then, so all later calls throw the same error. The connections are closed, so peers that wait
+/// for this rank learn of the failure. One thread at a time.
 class TcpMesh {
  public:
   /// Connects all ranks of the store; returns when all of them are connected, and have proven the

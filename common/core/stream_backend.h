@@ -71,10 +71,10 @@ class StreamBackend {
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Runs `body` on a thread of the host, as one operation named `op` (a literal): after what is
   /// already enqueued, before what comes later. The body may block, but not for other work of this
-  /// process's GPUs, nor for another body: CUDA may run all bodies of a process on one thread. It
+  /// process's GPUs, nor for another body. CUDA may run all bodies of a process on one thread. It
   /// makes no CUDA calls and holds no device memory. Like a kernel it captures raw pointers and
   /// values. An exception that leaves it poisons the stream (on a GPU all streams of the device),
-  /// as a kernel's error does; later bodies are not run. A host task cannot be part of a graph.
+  /// as a kernel's error does. Later bodies are not run. A host task cannot be part of a graph.
   virtual void host_task(const char* op, std::function<void()> body) = 0;
   virtual void* allocate(size_t bytes) = 0;
   /// Frees the memory in the order of the stream. Memory that is released during a capture is freed
@@ -146,9 +146,9 @@ class StreamBackend {
 
 /// A value that queued tasks keep alive together: the value lives as long as one of the copies, on
 /// any thread. Like std::shared_ptr, but counting the copies does not order the threads. With a
-/// shared_ptr, a host that copies a reference for the next task would be ordered after all that
-/// earlier tasks did before they dropped their references. Then ThreadSanitizer would not see that
-/// a stream does not wait for these tasks.
+/// shared_ptr, a host that copies a reference would be ordered after all that earlier tasks did
+/// before they dropped their references. Then ThreadSanitizer would not see that a stream does not
+/// wait for these tasks.
 template <class T>
 class Kept {
  public:

@@ -23,10 +23,10 @@
 namespace lockstep {
 
 /// A block of device memory with one home stream. Allocating and freeing are operations in that
-/// stream's order (cudaMallocAsync, cudaFreeAsync): work enqueued on the home stream before the
+/// stream's order (cudaMallocAsync, cudaFreeAsync). Work enqueued on the home stream before the
 /// Buffer is destroyed may still use the memory. A buffer that was used on another stream must be
-/// handed back first: `home.wait(other.record())`. Contents are undefined at first.
-/// Throws DeviceError when the device has no room.
+/// handed back first: `home.wait(other.record())`. Contents are undefined at first. Throws
+/// DeviceError when the device has no room.
 class Buffer {
  public:
   Buffer(Stream home, size_t bytes);
@@ -45,8 +45,8 @@ class Buffer {
 };
 
 /// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
-/// from a file: functions that multiply extents throw BadInput, naming the shape, if an extent is
-/// negative or the product needs more than 63 bits, even if another extent is 0 (as in NumPy).
+/// from a file. Functions that multiply extents throw BadInput, naming the shape, if an extent is
+/// negative. Or: the product needs over 63 bits, even if another extent is 0 (as in NumPy).
 class Shape {
  public:
   Shape() = default;

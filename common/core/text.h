@@ -30,7 +30,7 @@ std::size_t find_invalid_utf8(std::string_view text);
 
 inline bool is_valid_utf8(std::string_view text) { return find_invalid_utf8(text) == text.size(); }
 
-/// `text` with the bytes that mislead shown as numbers, "\x1b[2J": control characters (but for tab
+/// `text` with the bytes that mislead shown as numbers, "\x1b[2J". Control characters (but for tab
 /// and newline), marks that turn the direction of writing or end a line, and what is not UTF-8.
 std::string printable(std::string_view text);
 /// The same on one line: newlines become spaces.

@@ -16,8 +16,8 @@ struct BatchPart {
   friend bool operator==(const BatchPart&, const BatchPart&) = default;
 };
 
-/// Divides a batch of 1 or more samples as torch.chunk does, and so as DataParallel scatters it:
-/// each part gets the next ceil(B/D) samples until none is left. So the last part may be smaller,
+/// Divides a batch of 1 or more samples as torch.chunk does, and so as DataParallel scatters it.
+/// Each part gets the next ceil(B/D) samples until none is left. So the last part may be smaller,
 /// and there may be fewer parts than asked for. No part is empty.
 std::vector<BatchPart> chunk_parts(int64_t batch_size, int64_t parts);
 

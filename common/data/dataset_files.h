@@ -40,9 +40,9 @@ struct IdxImages {
   std::vector<uint8_t> pixels;  ///< [count, height, width]
 };
 
-/// Reads an image file, plain or ".gz". Throws BadInput, naming the file, on a wrong magic number,
-/// a size other than the one the header promises (checked before memory is allocated where the file
-/// is plain) and damaged gzip data; EnvironmentError if the file cannot be opened.
+/// Reads an image file, plain or ".gz". Throws BadInput, naming the file, on a wrong magic number
+/// or damaged gzip data. The same for a size that the header does not promise (checked before
+/// memory is allocated if the file is plain). Throws EnvironmentError if the file cannot be opened.
 IdxImages read_idx_images(const std::filesystem::path& path);
 
 /// Reads a label file (magic number 2049), plain or ".gz": [count] bytes, each below `classes`.
@@ -56,8 +56,8 @@ Dataset read_idx_dataset(const std::filesystem::path& images, const std::filesys
 
 /// Reads `files` (plain or ".gz") one after another, pixels turned from planes to [32, 32, 3].
 /// Throws BadInput, naming the file, if it is empty or not a whole number of records or has a label
-/// above 9; EnvironmentError if it cannot be opened. Name and normalisation of the result are left
-/// to the caller.
+/// above 9. Throws EnvironmentError if it cannot be opened. Name and normalisation of the result
+/// are left to the caller.
 Dataset read_cifar10(const std::vector<std::filesystem::path>& files);
 
 }  // namespace lockstep

@@ -33,8 +33,8 @@ struct BatchBuffer;  // memory of one batch
 class BatchPool;
 
 /// A batch. A copy of a HostBatch is another owner of the same memory. When the last owner is gone,
-/// the memory returns to the pool and is written again: keep an owner until the last copy from the
-/// batch has ended. A batch may outlive its loader.
+/// the memory returns to the pool and is written again. So keep an owner until the last copy from
+/// the batch has ended. A batch may outlive its loader.
 struct HostBatch {
   int64_t index = 0;                ///< number of the batch in its epoch
   int64_t size = 0;                 ///< samples
@@ -62,9 +62,9 @@ struct DataLoaderOptions {
   int max_held = 4;  ///< ours: batches the consumer may hold; with that many, next() waits
   HostAllocator allocator = allocate_host;  ///< in place of pin_memory
 
-  /// Refuses what PyTorch refuses, each in a line with the value: batch_size <= 0, num_workers < 0,
-  /// timeout < 0, prefetch_factor or persistent_workers or a timeout without workers, sampler
-  /// together with shuffle. Also prefetch_factor <= 0, max_held <= 0.
+  /// Refuses what PyTorch refuses, each in a line with the value. Refused are batch_size <= 0,
+  /// num_workers < 0, timeout < 0, prefetch_factor or persistent_workers or a timeout without
+  /// workers, sampler together with shuffle. Also prefetch_factor <= 0, max_held <= 0.
   void validate() const;
 };
 
@@ -75,7 +75,7 @@ class DataLoader {
   /// 0 batches.
   DataLoader(const ImageSource& source, DataLoaderOptions options);
 
-  /// Stops the workers and joins them: returns when every read() of the source that a worker is in
+  /// Stops the workers and joins them. Returns when every read() of the source that a worker is in
   /// has returned (a thread inside the source's code cannot be abandoned safely).
   ~DataLoader();
 
@@ -92,7 +92,7 @@ class DataLoader {
   /// the same kind, with the worker's number before the message. By then all workers are joined;
   /// call begin_epoch() before the next batch. Throws EnvironmentError if the batch did not come
   /// within timeout_seconds. Also throws it if the consumer kept max_held batches for so long (60 s
-  /// if there is no timeout) that the consumer must be waiting for itself.
+  /// without a timeout) that it must be waiting for itself.
   std::optional<HostBatch> next();
 
   /// The most batches that were ever started and not yet handed out at one time: at most

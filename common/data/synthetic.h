@@ -25,10 +25,10 @@ Dataset make_blank(int64_t count);
 /// Both parts have the same classes; their samples differ.
 enum class SyntheticPart { train, test };
 
-/// `count` images [28, 28, 1] of 10 classes, sample i of class i % 10: a smooth pattern that
-/// belongs to the class, moved by up to 2 pixels each way, plus noise. Sample i depends only on
-/// (part, i): a longer set begins with the shorter one. The seed network gets more than 90 %
-/// of the test images right after one epoch of 6000.
+/// `count` images [28, 28, 1] of 10 classes, sample i of class i % 10. Each is a smooth pattern
+/// that belongs to the class, moved by up to 2 pixels each way, plus noise. Sample i depends only
+/// on (part, i): a longer set begins with the shorter one. The seed network gets more than 90 % of
+/// the test images right after one epoch of 6000.
 Dataset make_synthetic(SyntheticPart part, int64_t count);
 
 }  // namespace lockstep

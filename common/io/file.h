@@ -43,7 +43,7 @@ class InputFile {
 };
 
 /// Reads a regular file into memory. Throws BadInput if it cannot be opened or is not a regular
-/// file, EnvironmentError if reading fails; the text names the path and the system's reason.
+/// file, EnvironmentError if reading fails. The text names the path and the system's reason.
 std::vector<std::byte> read_file(const std::filesystem::path& path);
 
 /// Writes the pieces, one after another, as the file `path`, replacing an older one.

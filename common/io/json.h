@@ -15,8 +15,8 @@ namespace lockstep {
 nlohmann::json parse_json(std::string_view text);
 
 /// The same for text of unknown origin, which errors call `what`. Throws BadInput if it is no JSON,
-/// if an object has the same key twice (a parser keeps one of them), or if values are within more
-/// than `deepest` objects and arrays. Linear time.
+/// or if an object has the same key twice (a parser keeps one of them). The same if values are
+/// within more than `deepest` objects and arrays. Linear time.
 nlohmann::json parse_strictly(std::string_view text, const std::string& what, size_t deepest);
 
 /// Reads a number of a file. Throws BadInput, naming `what`, unless it is a whole number, written
@@ -24,7 +24,7 @@ nlohmann::json parse_strictly(std::string_view text, const std::string& what, si
 int64_t whole_number(const nlohmann::json& value, const std::string& what, int64_t low,
                      int64_t high);
 
-/// The first `limit` bytes of `text`, always valid UTF-8 (ill-formed bytes become '?'): whatever is
+/// The first `limit` bytes of `text`, always valid UTF-8 (ill-formed bytes become '?'). Whatever is
 /// in a file must neither flood an error message nor garble it.
 std::string clipped(std::string_view text, size_t limit = 80);
 /// `text` clipped, as a JSON string, so that it stays on one line whatever it contains.

@@ -123,11 +123,11 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path);
 ///   7. elements times element size, without overflow, is the number of bytes;
 ///   8. the last tensor ends where the file ends;
 ///   9. where there are checksums, there is one for everything, and all are right.
-/// White space around the object is accepted, since writers may pad. Stricter than the reference:
-/// a key that occurs twice (the format forbids it, the reference's parser does not notice), a null
-/// __metadata__, dimensions from 2^63 on, and fields of an entry other than the three are refused
-/// (a field that we do not know could change what the bytes mean). So are the types that share
-/// bytes (F4, F6_*).
+/// White space around the object is accepted, since writers may pad. This reader is stricter than
+/// the reference. It refuses a key that occurs twice: the format forbids it, but the reference's
+/// parser does not notice. A null __metadata__ and dimensions from 2^63 on are refused. Other
+/// fields than the three are refused: they could change what the bytes mean. So are the types that
+/// share bytes (F4, F6_*).
 SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what);
 
 /// A tensor as a header describes it; its bytes are those from `begin` to `end`, counted from the
@@ -140,7 +140,7 @@ struct StoredTensor {
   std::uint64_t end = 0;
 };
 
-/// A file that stays on the disk, and may be larger than the memory: the header is read and checked
+/// A file that stays on the disk, and may be larger than the memory. The header is read and checked
 /// at once, the tensors one by one.
 class SafetensorsStream {
  public:

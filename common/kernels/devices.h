@@ -22,7 +22,7 @@ std::unique_ptr<Device> open_device(const DeviceId& id, const DeviceOptions& opt
 /// Several devices; the same one may be named twice and is then opened twice.
 using Devices = std::vector<std::unique_ptr<Device>>;
 /// If `options.bind` is true and there are enough cores for all threads, each CPU device gets an
-/// equal part of them: the system does not move a thread to where another device computes.
+/// equal part of them. The system does not move a thread to where another device computes.
 Devices open_devices(const std::vector<DeviceId>& ids, DeviceOptions options);
 /// One stream of each device, all called `name`.
 std::vector<Stream> create_streams(const Devices& devices, const std::string& name);

@@ -131,7 +131,7 @@ class Kernels {
   virtual void batch_norm(Stream, const AnyTensor& x, const Tensor& norm, const Tensor& weight,
                           const Tensor& bias, const AnyTensor& skip, bool relu,
                           const AnyTensor& y) = 0;
-  /// sums [2,C] = sum of dy, sum of dy (x - mean), dy masked where a fused ReLU cut; and the
+  /// sums [2,C] = sum of dy, sum of dy (x - mean), dy masked where a fused ReLU cut. Also the
   /// parameters' gradients: dweight += sums[1] invstd, dbias += sums[0].
   virtual void batch_norm_backward_sums(Stream, const AnyTensor& x, const AnyTensor& dy,
                                         const Tensor& norm, const Tensor& weight,
@@ -178,7 +178,7 @@ class Kernels {
   /// `health` skips.
   virtual void unscale(Stream, const StepStateTensor& state, const HealthTensor& health,
                        const Tensor& x) = 0;
-  /// At the end of a step: half the scale if the step is skipped; twice the scale after
+  /// At the end of a step: half the scale if the step is skipped. Twice the scale after
   /// `growth_interval` steps, one after another, that were not.
   virtual void update_scale(Stream, int64_t growth_interval, const HealthTensor& health) = 0;
   /// x[0] becomes NaN once `health` has failed, else it stays: a number that ranks add up then

@@ -20,8 +20,8 @@ struct StepState {
   Real loss_weight = 0;  // of one sample: 1/N for the mean over a global batch of N
 };
 
-/// Whether training is still sound. The first non-finite loss or gradient writes its step here;
-/// from then on no update changes the weights, so that what is saved is the last good state.
+/// Whether training is still sound. The first non-finite loss or gradient writes its step here.
+/// From then on no update changes the weights, so that what is saved is the last good state.
 struct Health {
   int64_t failed_step = -1;  // -1: sound
   // For fp16, whose gradients are scaled. A gradient that is not finite was scaled too much: its
@@ -35,8 +35,8 @@ struct Health {
   LOCKSTEP_BODY bool updates() const { return failed_step < 0 && skips == 0; }
 };
 
-/// Identifies the random numbers of one dropout layer: they depend on the seed, the layer's name,
-/// the step and the sample's position in the global batch, and so not on how the batch is split.
+/// Identifies the random numbers of one dropout layer. They depend on the seed, the layer's name,
+/// the step and the sample's position in the global batch, not on how the batch is split.
 struct DropoutKey {
   uint32_t seed = 0;
   uint32_t layer = 0;

@@ -18,8 +18,8 @@ namespace lockstep {
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, and then end this process; a
 /// second one kills the ranks at once. If this process itself is killed, the ranks are, too.
 ///
-/// Throws BadInput or EnvironmentError, with no rank running, for options that make no sense, a
-/// program that cannot be executed and output files that cannot be written. Call it before this
+/// Throws BadInput or EnvironmentError, with no rank running. Causes: options that make no sense, a
+/// program that cannot be executed, output files that cannot be written. Call it before this
 /// process has threads; no other children of this process may end meanwhile.
 int launch(const LaunchOptions& options, const std::vector<std::string>& program);
 

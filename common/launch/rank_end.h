@@ -21,8 +21,8 @@ struct RankEnd {
   /// The status that a shell reports: `status`, or 128 + `signal`. For a stopped rank, the status
   /// with which its peers end.
   int exit_status() const;
-  /// Whether this end may be a consequence of a lost peer, not the cause: the status of PeerLost
-  /// (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
+  /// Whether this end may be a consequence of a lost peer, not the cause. Signs: the status of
+  /// PeerLost (core/error.h), or SIGPIPE, the signal for writing to a peer that has left.
   bool may_be_answer() const;
   /// "was killed by signal 9 (SIGKILL)".
   std::string how() const;
@@ -34,8 +34,8 @@ struct RankEnd {
 /// The failure that explains the others, among ends in the order in which they were seen. All are
 /// from before the launcher stopped anybody; at least one is a failure.
 ///
-/// The order alone does not show the cause: the kernel closes a dying process's sockets before its
-/// parent can see it dead, so a peer may notice, and be seen dead, first. So a death by a signal
+/// The order alone does not show the cause. The kernel closes a dying process's sockets before its
+/// parent can see it dead. So a peer may notice, and be seen dead, first. So a death by a signal
 /// ranks before an exit, and both rank before an end that may be a consequence. Among these SIGPIPE
 /// ranks first: it also comes when the reader of stdout has left, and then it is itself the cause.
 const RankEnd& cause_of(const std::vector<RankEnd>& ends);

@@ -55,7 +55,7 @@ struct RankCommand {
 };
 
 /// Ranks of this node, each the leader of a session of its own. A failed rank remains a zombie,
-/// whose id still names its session, until the group is killed; a rank that ended well is cleared
+/// whose id still names its session, until the group is killed. A rank that ended well is cleared
 /// away at once, with what it left running.
 class RankProcesses {
  public:

@@ -26,8 +26,8 @@ struct PassFacts {
 };
 
 /// The activations that one micro-batch saved for backward, and the facts of its pass. One stream,
-/// one device. Memory comes from a pool, which several contexts of a stream may share, so that
-/// memory follows the number of micro-batches that are alive at the same time.
+/// one device. Memory comes from a pool, which several contexts of a stream may share. So memory
+/// follows the number of micro-batches that are alive at the same time.
 class Context {
  public:
   /// `precision` is that of all activations of the passes. If `loss_scale` is defined, losses

@@ -24,7 +24,7 @@ constexpr auto words_of(Initializer) { return std::array{"kaiming", "normal"}; }
 std::vector<Real> first_values(const Parameter& p, Initializer initializer, uint64_t seed);
 
 /// Sets every parameter; BatchNorm starts with weight 1 and bias 0 either way. Each parameter has a
-/// generator of its own, seeded by `seed` and its name: a layer's initial values do not depend on
+/// generator of its own, seeded by `seed` and its name. A layer's initial values do not depend on
 /// the layers before it or on its device. Both precisions draw the same numbers.
 void initialize(const std::vector<Parameter*>& parameters, Initializer initializer, uint64_t seed);
 inline void initialize(const FlatParameters& parameters, Initializer initializer, uint64_t seed) {

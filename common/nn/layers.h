@@ -62,7 +62,7 @@ class Linear : public Module {
   Parameter& bias_;    // [out]
 };
 
-/// torch.nn.MaxPool2d without padding. The ReLU that follows it in the seed network is fused: it
+/// torch.nn.MaxPool2d without padding. The ReLU that follows it in the seed network is fused. It
 /// works on a quarter of the pixels and needs no memory of its own.
 class MaxPool2d final : public Module {
  public:
@@ -95,8 +95,8 @@ class Relu final : public Module {
 };
 
 /// torch.nn.Dropout: every element is 0 with probability p, else scaled by 1/(1-p). Identity in
-/// evaluation. The mask comes from counters (bodies/dropout.inl), so that it depends on the
-/// sample's place in the global batch and not on how the batch is split.
+/// evaluation. The mask comes from counters (bodies/dropout.inl). So it depends on the sample's
+/// place in the global batch and not on how the batch is split.
 class Dropout : public Module {
  public:
   Dropout(Real probability, uint32_t seed) : Dropout(probability, seed, false) {}

@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// Step schedule with linear warm-up (Goyal et al., arXiv 1706.02677, section 2.2): over the first
-/// `warmup_steps` steps the rate climbs from `warmup_from` to `base`; from then on it is multiplied
+/// Step schedule with linear warm-up (Goyal et al., arXiv 1706.02677, section 2.2). Over the first
+/// `warmup_steps` steps the rate climbs from `warmup_from` to `base`. From then on it is multiplied
 /// by `gamma` every `decay_steps` steps (0: never), as torch.optim.lr_scheduler.StepLR.
 struct LearningRateSchedule {
   double base = 0.1;
@@ -79,8 +79,8 @@ class ClipByNorm {
   Tensor squares_;            // [1]
 };
 
-/// A state that an optimizer keeps from step to step, under PyTorch's name: a tensor for each of
-/// the optimizer's ranges, with as many numbers as the range has. Zeros at first.
+/// A state that an optimizer keeps from step to step, under PyTorch's name. There is a tensor for
+/// each of the optimizer's ranges, with as many numbers as the range has. Zeros at first.
 struct OptimizerState {
   std::string name;
   std::vector<Tensor> ranges;
@@ -108,8 +108,8 @@ class OverflowNumber {
 
 /// Updates flat buffers of one device, a range of numbers in one pass. The learning rate and the
 /// number of the step come from StepState. A parameter without a gradient in this step stays as it
-/// is, with its state: no weight decay, no momentum, no count of its steps, as in PyTorch. Once the
-/// loss or a gradient was not finite, all weights and the state stay as they are.
+/// is, with its state. It gets no weight decay, no momentum, no count of its steps, as in PyTorch.
+/// Once the loss or a gradient was not finite, all weights and the state stay as they are.
 class Optimizer {
  public:
   /// Updates all parameters. `overflow` as below.
@@ -117,7 +117,7 @@ class Optimizer {
   /// Updates these ranges, which are at home in `stream`. zero_gradients() zeroes `zeroed` or,
   /// without it, the ranges' gradients. The ranges' stretches belong to the parameters that `marks`
   /// knows. Without marks, all numbers have a gradient in every step. If the loss is scaled, a step
-  /// is also skipped when `overflow` [1] is not finite: this number tells of gradients in other
+  /// is also skipped when `overflow` [1] is not finite. This number tells of gradients in other
   /// places (torch's ShardedGradScaler asks all ranks likewise).
   Optimizer(Stream stream, std::vector<UpdatedRange> ranges, const OptimizerRule& rule,
             std::vector<Tensor> zeroed = {}, GradientMarks marks = {}, Tensor overflow = {});

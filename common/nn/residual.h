@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// The residual block of ResNet-18 and 34 (He et al., arXiv 1512.03385).
+/// The residual block of ResNet-18 and 34 (He et al., arXiv 1512.03385). It is
 /// relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)), 3x3 convolutions with bias. The shortcut is
 /// x itself, or conv3(x), 1x1, where channels or size change (stride > 1). Parameters are named and
 /// registered as in the book "Dive into Deep Learning": conv1, conv2, [conv3], bn1, bn2.
@@ -33,7 +33,7 @@ class Residual final : public Module {
 
 /// x + inner(x) in steps 0, 2, 4, ... and in evaluation. Other steps give x alone, and leave the
 /// inner module's parameters without a gradient. This is the simplest form of stochastic depth
-/// (Huang et al., arXiv 1603.09382), by turns instead of by chance, so that all ranks leave out the
+/// (Huang et al., arXiv 1603.09382), by turns instead of by chance. So all ranks leave out the
 /// same. The inner module's output has x's shape.
 class EverySecondStep final : public Module {
  public:

@@ -46,7 +46,7 @@ void load_running_state(Module& network, const std::map<std::string, StateTensor
 void check_state_dict(Module& network, const std::vector<StateTensor>& state);
 
 /// The same three functions for tensors with one number per learnt number, for instance an
-/// optimizer's momentum: `flat` is laid out as FlatParameters::values(), a name is `prefix` and the
+/// optimizer's momentum. `flat` is laid out as FlatParameters::values(), a name is `prefix` and the
 /// parameter's name.
 std::vector<StateTensor> flat_state_dict(const FlatParameters& parameters, const Tensor& flat,
                                          const std::string& prefix);

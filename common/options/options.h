@@ -110,7 +110,7 @@ struct ProgramInfo {
   std::string baseline{};
   /// Takes each batch in parts: 01-single-gpu/reference, with the option --emulate.
   bool in_parts = false;
-  /// For programs whose batch normalisation sees only a part of the batch: the value of --emulate
+  /// For programs whose batch normalisation sees only a part of the batch. The value of --emulate
   /// with which the reference computes the same, given the number of devices in use (2: "chunk:2").
   /// Called when the command line has been parsed. Empty: normalisation is over the whole batch.
   std::function<std::string(size_t devices)> emulate{};

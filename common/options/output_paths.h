@@ -24,8 +24,8 @@ struct NamedPath {
 /// BadInput.
 void require_writable(const NamedPath& file);
 
-/// Throws BadInput, naming both options, if two paths are the same file or folder, or if one is
-/// inside the other, also by way of links: one output would be written over the other.
+/// Throws BadInput, naming both options, if two paths are the same file or folder, or one is inside
+/// the other, also through links. One output would be written over the other.
 void require_distinct(const std::vector<NamedPath>& paths);
 
 }  // namespace lockstep

@@ -5,9 +5,9 @@
 
 namespace lockstep {
 
-/// Call it before a program opens anything: the next file or connection would take the number of a
-/// closed stdin, stdout or stderr, and would then get what is printed. From here on /dev/null, open
-/// for reading only, takes these numbers: writing there is an error as before.
+/// Call it before a program opens anything. Otherwise the next file or connection would take the
+/// number of a closed stdin, stdout or stderr, and would then get what is printed. From here on
+/// /dev/null, open for reading only, takes these numbers: writing there is an error as before.
 void hold_standard_streams();
 
 /// Within a catch block, or where an exception ended the program: writes "error: " and the

@@ -44,7 +44,7 @@ bool is_failure(const std::string& outcome);
 /// Names, all different, each with its value in readable form.
 using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
-/// Throws BadInput, on all ranks, for the first value that is not the same on every rank:
+/// Throws BadInput, on all ranks, for the first value that is not the same on every rank. Example:
 /// "momentum: rank 0 has 0.9, rank 2 has 0; start all ranks with the same options". `advice` comes
 /// last. A value that a rank does not have counts as "nothing".
 void require_same(const ExchangeTexts& exchange, const NamedValues& mine,
@@ -61,9 +61,9 @@ std::vector<int> all_ranks(const Store& store);
 /// Returns the texts that ranks have left under `name` so far. Waits for nobody.
 Meeting look(Store& store, const std::string& name);
 
-/// The end of the first rank that left, as others may have left because of it: "rank 3 closed the
+/// The end of the first rank that left (others may have left because of it). "rank 3 closed the
 /// connection", "rank 3 gave up: " with its last words. If all of a group are there, the end of the
-/// first rank of the job that died: members may have lost it in another group. Else empty.
+/// first rank of the job that died. Members may have lost it in another group. Else empty.
 std::string who_went_first(Store& store);
 
 /// The name under which ranks leave a text at their good end.

@@ -27,23 +27,23 @@ struct JobKey {
 /// "no job key", "a job key from LOCKSTEP_JOB_SECRET".
 std::string describe(JobKey::Source source);
 
-/// Reads the key from the environment, from the first source above that has one; none if nothing
-/// is set. Throws BadInput for a secret that is too short or too long, and for a file that others
-/// might have read or written: not mode 0600, not this user's, no regular file, a link. Throws
-/// EnvironmentError for a secret in a build that cannot use one: a secret is never ignored.
+/// Reads the key from the environment, from the first source above that has one. Returns none if
+/// nothing is set. Throws BadInput for a secret that is too short or too long. The same for a file
+/// that others might have read or written: not mode 0600, not this user's, no regular file, a link.
+/// Throws EnvironmentError for a secret in a build that cannot use one: a secret is never ignored.
 JobKey read_job_key(const std::function<const char*(const char* name)>& variable);
 /// The same from this process's environment.
 JobKey read_job_key();
-/// The same, once this process is a rank: takes secrets out of the environment, so that programs
-/// which the rank starts do not inherit them, and returns the same key again when asked again. Call
-/// it before other threads may read the environment.
+/// The same, once this process is a rank. Takes secrets out of the environment, so that programs
+/// which the rank starts do not inherit them. Returns the same key again when asked again. Call it
+/// before other threads may read the environment.
 JobKey take_job_key();
 
 constexpr size_t kJobKeyBytes = 32;  // of the keys that we make
 /// Makes a new key of rank 0.
 JobKey random_job_key();
 
-/// Gives a key to ranks of one host and user if the user gave none: rank 0 makes the key, and hands
+/// Gives a key to ranks of one host and user if the user gave none. Rank 0 makes the key, and hands
 /// it out over a Unix socket. The system tells both sides who the other one is (SO_PEERCRED). This
 /// is rank 0's side. The socket has a name, and no file: the name is made from the store's address,
 /// which only one process of a host can have.
@@ -63,8 +63,8 @@ class KeyDesk {
 };
 
 /// Asks, as `rank`, for the key of the job whose store has this address. Throws BadInput if rank 0
-/// has a key that it does not hand out, or is another user's process; PeerLost if nobody answers
-/// before the deadline; ConnectionClosed.
+/// has a key that it does not hand out, or is another user's process. Throws PeerLost if nobody
+/// answers before the deadline; ConnectionClosed.
 JobKey ask_for_key(const Address& store, int rank, const Deadline& deadline);
 
 }  // namespace lockstep

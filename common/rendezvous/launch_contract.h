@@ -49,16 +49,16 @@ struct LaunchContract {
   void find_place(const std::vector<std::string>& hosts);
 };
 
-/// The variable, with its value, by which a launcher says that it has started this program as one
-/// of several processes ("WORLD_SIZE=2", "PMIX_RANK=0"); "" where none does. Throws nothing.
+/// The variable, with its value, by which a launcher says that this program is one of several
+/// processes ("WORLD_SIZE=2", "PMIX_RANK=0"). Returns "" where none does. Throws nothing.
 std::string sign_of_several(const std::function<const char*(const char* name)>& variable);
 
-/// Reads the contract; nullopt for a bare start: nothing at all is set or given, or MPI's launcher
-/// or Slurm started only one process and no address is set. Throws BadInput at once, naming
-/// variable, value and what is expected. Causes: a variable that is missing while others are set,
-/// is not a number or is out of range; an option that contradicts its variable; an unknown scheme;
-/// the sign of a launcher that is not known here. If OpenMPI or MPICH leave the address out, the
-/// error says the command to type.
+/// Reads the contract; nullopt for a bare start. Then nothing at all is set or given, or MPI's
+/// launcher or Slurm started only one process and no address is set. Throws BadInput at once,
+/// naming variable, value and what is expected. Causes: a variable that is missing while others are
+/// set, is not a number or is out of range. Or: an option that contradicts its variable; an unknown
+/// scheme; the sign of a launcher that is not known here. If OpenMPI or MPICH leave the address
+/// out, the error says the command to type.
 ///
 /// The variables of a Slurm allocation alone are a bare start: a batch script has them, including
 /// SLURM_PROCID, and so does the shell of salloc. Only the processes of srun belong to a step.
@@ -69,9 +69,9 @@ std::optional<LaunchContract> read_launch_contract(const LaunchInput& input);
 /// The first host of a list as Slurm writes it: "node007" of "node[007-009,12],login".
 std::string first_host(std::string_view list);
 
-/// The number of tasks on node `node`, counted from 0, of a list as Slurm writes it: 2 for nodes 0
-/// to 2 of "2(x3),1", 1 for node 3. `name` is the variable that holds the list. Throws BadInput if
-/// the list has no such node, or is not such a list.
+/// The number of tasks on node `node`, counted from 0, of a list as Slurm writes it. Example: 2 for
+/// nodes 0 to 2 of "2(x3),1", 1 for node 3. `name` is the variable that holds the list. Throws
+/// BadInput if the list has no such node, or is not such a list.
 int tasks_on_node(std::string_view list, int node, const std::string& name);
 
 }  // namespace lockstep

@@ -149,8 +149,8 @@ bool is_own_address(const std::string& host);
 std::optional<Socket> accept_from(const Socket& listener);
 
 /// Connects, trying again until the deadline: the listener may only be about to start. Throws
-/// EnvironmentError naming the address: at once for a host without an address, after the deadline
-/// for a refused port and for no answer, each with its own text.
+/// EnvironmentError naming the address. That is at once for a host without an address, after the
+/// deadline for a refused port or no answer, each with its own text.
 Socket connect_to(const Address& address, const Deadline& deadline);
 
 // --- Between the processes of one host ----------------------------------------------------------
@@ -186,8 +186,8 @@ struct Receiving {
   std::span<std::byte> bytes{};
 };
 
-/// Sends and receives everything at the same time, each message as fast as its other side allows:
-/// two sides that send to each other never wait for each other. The messages of one socket and
+/// Sends and receives everything at the same time, each message as fast as its other side allows.
+/// Two sides that send to each other never wait for each other. The messages of one socket and
 /// direction keep their order. Throws ConnectionClosed; PeerLost after the deadline, naming a peer
 /// and how much had arrived.
 void transfer(std::span<const Sending> out, std::span<const Receiving> in,

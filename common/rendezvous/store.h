@@ -82,7 +82,7 @@ class Store {
 };
 
 /// A job's store for some of the job's ranks. Here these ranks have numbers from 0 on, in the order
-/// given, and keys and meetings of their own, so they can do all that a whole job's ranks do.
+/// given, and keys and meetings of their own. So they can do all that a whole job's ranks do.
 /// Mirrors torch.distributed.PrefixStore.
 class SubgroupStore final : public Store {
  public:
@@ -126,12 +126,12 @@ struct StoreOptions {
   int rank = 0;
   int world_size = 1;
   std::string run_id{};  // of the job; the same on all ranks
-  /// The job's key. If none is given and the address is this host's only, rank 0 makes a key, which
-  /// ranks of the same user get from rank 0 (KeyDesk).
+  /// The job's key. If none is given and the address is this host's only, rank 0 makes a key. Ranks
+  /// of the same user get it from rank 0 (KeyDesk).
   JobKey key{};
   double connect_seconds = 300;  // how long to wait for rank 0 to start
-  /// How long three things may take: the listener shows that it is a store, a connection shows that
-  /// it is from a rank, and the store answers a call that waits for nothing.
+  /// How long three things may take. The listener shows that it is a store. A connection shows that
+  /// it is from a rank. The store answers a call that waits for nothing.
   double answer_seconds = 10;
   /// How long after its own timeout a call that waits for other ranks may get its answer.
   double late_seconds = 0.8;
@@ -146,15 +146,15 @@ StoreOptions store_options(const LaunchContract& contract);
 /// the store. Calls from several threads take turns, even while one waits. Mirrors
 /// torch.distributed.TCPStore.
 ///
-/// Every call may throw, on every rank: BadInput if the ranks have different keys, two processes
-/// claim one rank ("rank 1 claimed twice") or the ranks differ in WORLD_SIZE (with both values),
-/// PeerLost if a rank is missing or the store is gone. An error that concerns the whole job is the
-/// answer to all later calls, too.
+/// Every call may throw, on every rank. BadInput: the ranks have different keys, two processes
+/// claim one rank ("rank 1 claimed twice") or WORLD_SIZE differs (with both values). PeerLost: a
+/// rank is missing or the store is gone. An error that concerns the whole job is the answer to all
+/// later calls, too.
 class TcpStore final : public Store {
  public:
-  /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError:
-  /// on rank 0 at once if the port is taken; elsewhere at once for a host that does not resolve,
-  /// after connect_seconds where nothing listens, after at most answer_seconds where something
+  /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError.
+  /// On rank 0 at once if the port is taken. Elsewhere at once for a host that does not resolve,
+  /// and after connect_seconds where nothing listens. After at most answer_seconds where something
   /// other than a store listens. Throws PeerLost after answer_seconds if nobody answers: the
   /// store's process may be stopped.
   explicit TcpStore(const StoreOptions& options);

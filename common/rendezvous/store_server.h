@@ -76,9 +76,9 @@ size_t frame_length(std::string_view head, size_t most);
 /// The values, the meetings, the ranks that came and left, and what each rank waits for. Has no
 /// sockets: the server passes requests in and answers out.
 ///
-/// A mistake that concerns the whole job (a rank claimed twice, another world size, a rank that did
-/// not come) is the answer to everything from then on, so that every rank learns of it.
-/// `start_seconds` after all ranks have come, the job is running: a process that comes then belongs
+/// A mistake may concern the whole job: a rank claimed twice, another world size, a missing rank.
+/// The mistake is the answer to everything from then on, so that every rank learns of it.
+/// `start_seconds` after all ranks have come, the job is running. A process that comes then belongs
 /// to another job, and only that process is turned away.
 class StoreState {
  public:
@@ -90,7 +90,7 @@ class StoreState {
   /// Takes a rank's introduction. The process is one of the ranks if the reply is ok.
   Reply join(const Hello& hello);
   /// Notes that a rank's connection is closed. If the rank did not take its leave before, it has
-  /// died: every rank that waits, or will wait, for something missing gets that as its answer.
+  /// died. Every rank that waits, or will wait, for something missing gets that as its answer.
   void disconnect(int rank);
   /// Takes a request of a rank that has joined; take_answers() gives the reply, now or later.
   /// Throws BadInput if the rank still waits for the reply to another request.

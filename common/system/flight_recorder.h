@@ -125,9 +125,9 @@ size_t flight_stride();
 /// The variable's value for shared memory; "" if `fd` is none.
 std::string flight_memory(int fd);
 
-/// Keeps a rank's last 64 calls in the launcher's memory, if a launcher of ours has started this
-/// process, and in a file, if one is named. Writes a call when it is made, begun and ended. Writing
-/// takes a fraction of a microsecond, and orders nothing between the threads that write.
+/// Keeps a rank's last 64 calls in the launcher's memory, if our launcher has started this process,
+/// and in a file, if one is named. Writes a call when it is made, begun and ended. Writing takes a
+/// fraction of a microsecond, and orders nothing between the threads that write.
 class FlightRecorder {
  public:
   /// An empty `file` is none. Throws EnvironmentError if the file cannot be written.

@@ -83,8 +83,8 @@ std::string text_of_missing_cores(const std::vector<std::string>& devices,
   return fmt::format(
       "Ready to compute, but without a core: {} of its time. Something else runs on this machine, "
       "or there are more devices than cores; these timings are not those of a quiet machine. "
-      "Who waits for a device without a core counts that as waiting: as a pipeline's bubble, or as "
-      "communication.",
+      "A device that waits for another one without a core counts this time as waiting: as a "
+      "pipeline's bubble, or as communication.",
       listed(found));
 }
 

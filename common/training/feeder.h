@@ -38,7 +38,7 @@ class Feeder {
   const DeviceBatch& feed(const HostBatch& batch, Context& context);
   /// The same for a part of a batch. Call retire() when the last part has been fed.
   const DeviceBatch& feed(const HostBatch& batch, const BatchPart& part, Context& context);
-  /// The same in pieces, for a model with layers on several devices: each device needs the state,
+  /// The same in pieces, for a model with layers on several devices. Each device needs the state,
   /// the first one the images (labels undefined), the last one the labels (images undefined).
   void feed_state(const HostBatch& batch, const BatchPart& part, Context& context);
   const DeviceBatch& feed_images(const HostBatch& batch, const BatchPart& part);

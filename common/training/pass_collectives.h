@@ -47,7 +47,7 @@ class PassCollectives {
   Communicator& comm() const { return comm_; }
   /// Seconds that training passes have waited so far. Waits for the last call.
   double seconds_waited() { return waits_ ? waits_->total("waited") : 0; }
-  /// The part of these seconds in which the calls had not begun: earlier calls were on the stream,
+  /// The part of these seconds in which the calls had not begun. Earlier calls were on the stream,
   /// or the calls were handed from one thread to another.
   double seconds_queued() { return std::max(0.0, seconds_waited() - calls_.total("called")); }
 

@@ -12,10 +12,10 @@
 
 namespace lockstep {
 
-/// Times phases by events in one stream: a phase lasts from the end of the one before it to the
-/// point in the stream where its own end was recorded, including waits for other devices. So the
-/// phases of a step add up to its whole time. Times are read once the device has passed them:
-/// the host does not wait before settle().
+/// Times phases by events in one stream. A phase lasts from the end of the one before it to the
+/// point in the stream where its own end was recorded. Waits for other devices count. So the phases
+/// of a step add up to its whole time. Times are read once the device has passed them: the host
+/// does not wait before settle().
 class PhaseTimer {
  public:
   explicit PhaseTimer(Stream stream) : stream_(stream) {}

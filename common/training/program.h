@@ -23,16 +23,16 @@ namespace lockstep {
 /// Runs a program that trains: reads the command line into `options`, and trains. Returns the exit
 /// status of main: 0; an Error's own status, after its text on one line of stderr; 1 for any other
 /// exception. An exception that leaves `train` ends the process at once, at the point where it was
-/// thrown: nothing is unwound, so nothing waits for streams or peers that may never come. With
+/// thrown. Nothing is unwound, so nothing waits for streams or peers that may never come. With
 /// --baseline `train` runs in child processes only (verdict.h).
 int run_program(const ProgramInfo& program, Options& options, int argc, const char* const* argv,
                 const std::function<void()>& train);
 
 // --- One rank of several -------------------------------------------------------------------------
 
-/// If no launcher started this process and nothing says which rank it is: starts this program
-/// again, one local rank per device, waits, and returns their exit status. In a rank, does and
-/// returns nothing. Simulated ranks are all in this process.
+/// If no launcher started this process and nothing says its rank, starts this program again, one
+/// local rank per device. Waits, and returns their exit status. In a rank, does and returns
+/// nothing. Simulated ranks are all in this process.
 std::optional<int> start_ranks(const Options& options, RankOptions& rank_options);
 
 /// The whole main() of a small program of several ranks. Parses the command line. Then starts
@@ -42,12 +42,12 @@ int run_rank_program(OptionParser& parser, int argc, const char* const* argv,
                      RankOptions& rank_options, const std::string& devices,
                      const std::function<void(ProcessGroup&)>& work);
 
-/// Opens the device of this rank: number local_rank of those that --devices names for its host; by
+/// Opens the device of this rank: number local_rank of those that --devices names for its host. By
 /// default GPU number local_rank, or a CPU device where there is no GPU. Throws BadInput if too few
 /// are named, on all ranks if on any.
 ///
 /// From now on a CPU device's process keeps to its share of the host's cores, if that is enough for
-/// the device's threads: otherwise one rank's threads that exchange data would push another rank's
+/// the device's threads. Otherwise one rank's threads that exchange data would push another rank's
 /// computing from core to core. mpirun --bind-to core does the same; --no-bind turns it off. Call
 /// it before the threads to be bound are started.
 std::unique_ptr<Device> open_device_of_rank(const Options& options, ProcessGroup& group);
@@ -63,8 +63,8 @@ nlohmann::json run_settings(const OptionTable& options, std::initializer_list<Ro
 /// it.
 nlohmann::json shared_settings(const OptionTable& options, const DatasetPair& data);
 
-/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings:
-/// they would train different networks, or wait for each other. If the program splits the network,
+/// Throws BadInput, on all ranks, with both values, if the ranks differ in one of these settings.
+/// They would train different networks, or wait for each other. If the program splits the network,
 /// all ranks load and save weights, or none does.
 void require_same_settings(ProcessGroup& group, const OptionTable& options, const DatasetPair& data,
                            bool splits_network = false);

@@ -21,7 +21,7 @@ struct StepReport {
   Health health;        // after it, of the first device
 };
 
-/// Copies each step's loss and health to the host without stopping the device: while the host waits
+/// Copies each step's loss and health to the host without stopping the device. While the host waits
 /// for step s, step s + 1 is already queued after it.
 class StepReports {
  public:

@@ -71,6 +71,7 @@ TEST_CASE("Coordinates are row-major", "[task07.1]") {
     HINT("whoever asks for the mesh chooses the order of the axes: extents_ has it");
     CHECK(coordinates("tensor=2,data=3", Axis::data) == "0 1 2 0 1 2");
     CHECK(coordinates("tensor=2,data=3", Axis::tensor) == "0 0 0 1 1 1");
+    CHECK(coordinates("data=2,pipeline=2", Axis::pipeline) == "0 1 0 1");
   }
   HINT("along an axis that the mesh does not name there is one place");
   CHECK(coordinates("data=2,tensor=2", Axis::shard) == "0 0 0 0");

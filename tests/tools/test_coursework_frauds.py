@@ -62,6 +62,7 @@ class TestWords(unittest.TestCase):
                      "const_cast<int&>(x) = 1;", "if (typeid(x).name()) f();", "namespace testing { int f(); }"):
             self.assertTrue(self.flags(line), line)
         for line in ("const auto f = [&](const Tensor& x, Real* y) { return *y * (x.count() & 3); };",
+                     "double raise = 0; int clone = 1;", "order.splice(order.end(), order, order.begin());",
                      "const auto f = [](int64_t, const BatchPart&) noexcept { return 1; };", "bool operator<(const Way&) const;"):
             self.assertEqual([], self.flags(line), line)
 
@@ -86,12 +87,14 @@ class TestWords(unittest.TestCase):
         function = ["int f(int a = 1) {", "  return 1;", "}"]
         for line in ("int x = [] { return run(); }();", "auto x = [](int a) constexpr { return run(a); }(1);", "Run runs{};",
                      "Run runs(1);", "struct Run { Run(); } runs;", "namespace { int x = run(); }", "struct Run runs;",
-                     "inline int x = run();", "union Run { int a; } runs;"):
+                     "inline int x = run();", "union Run { int a; } runs;", "const auto x = [](int a) { return run(a); }(1);",
+                     "const auto x = [] { return run(); }();", "const auto f = [](int) { return 1; }, x = run();"):
             self.assertTrue(self.flags(*function, line, at_margin=True), line)
         for line in ("namespace { int helper(int a) { int b = 1; return b; } }", "struct Pair { int a = 1; int b; };",
                      "bool operator==(const A& a, const A& b) { return true; }", "template <int N = 1> int g() { return N; }",
                      "int helper(int a = 1);", "static_assert(sizeof(int) == 4);", "struct Pair;", "enum class Way { a, b };",
-                     "constexpr std::array<int, 2> kTwo{1, 2};"):
+                     "constexpr std::array<int, 2> kTwo{1, 2};", "const auto f = [](int a) { return a; };",
+                     "template <class T> concept Number = std::integral<T>;"):
             self.assertEqual([], self.flags(*function, line, at_margin=True), line)
 
     def test_texts_without_an_end_are_flagged(self):

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 import grade  # noqa: E402
 from coursework import CourseworkError, grader as grader_module, marked_lines, report, solutions, tasks  # noqa: E402
 from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
-from coursework.calls import calls_of  # noqa: E402
+from coursework.calls import calls_of, taken_over  # noqa: E402
 from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
 from coursework.verdict import (FAILED, OPEN, PASSED, Solution, Verdict, Way, as_pattern, case_passes, cut,  # noqa: E402
@@ -345,9 +345,17 @@ class TestSolution(Folder):
 
 
 class TestCalls(Folder):
-    def calls(self, body, name="a"):
-        source = self.write(f"{name}.cpp", f"""#include <pthread.h>
+    def made(self, source):
+        """The object of this text."""
+        made = self.root / "a.o"
+        subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++20", "-O0", "-c", self.write("a.cpp", source),
+                        "-o", made], check=True)
+        return made
+
+    def calls(self, body):
+        return calls_of(self.made(f"""#include <pthread.h>
 #include <unistd.h>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -360,10 +368,7 @@ double f(double x) {{
   {body}
 }}
 }}  // namespace lockstep
-""")
-        made = self.root / f"{name}.o"
-        subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++20", "-O0", "-c", source, "-o", made], check=True)
-        return calls_of(made, find_sandbox())
+"""), find_sandbox())
 
     def test_what_computes_prints_or_takes_memory_is_harmless(self):
         self.assertEqual(set(), self.calls("""std::vector<double> all(8, std::log1p(x));
@@ -371,13 +376,35 @@ double f(double x) {{
   std::cout << std::to_string(all[1]) << std::stod("1");
   static std::mutex one;
   const std::lock_guard lock(one);
-  try { throw std::runtime_error("x"); } catch (const std::exception&) { return other(x); }
+  try { throw std::runtime_error("x"); } catch (const std::exception&) { return other(x) + std::popcount(unsigned(x)); }
   return std::lround(x);"""))
 
     def test_what_acts_on_the_system_is_named_however_it_is_spelled(self):
         self.assertEqual({"getppid", "thread", "filesystem", "pread"}, self.calls("""auto later = std::async([] { return 1; });
   char byte;
   return double(::getppid() + later.get() + pread(0, &byte, 1, 0)) + double(std::filesystem::exists("x"));"""))
+
+    def test_a_function_of_the_projects_that_is_defined_again_is_named(self):
+        written = """#include <new>
+#include <vector>
+namespace lockstep {
+struct Timer { double total() const; int count(); };
+double Timer::total() const { return 1; }
+inline int Timer::count() { return 1; }
+int used = Timer().count();
+namespace { double taken() { return 1; } }
+double helper(std::vector<double> all) { all.push_back(taken()); return all[0]; }
+}  // namespace lockstep
+"""
+        elsewhere = {"_ZNK8lockstep5Timer5totalEv", "_ZN8lockstep5Timer5countEv", "_ZN8lockstep12_GLOBAL__N_15takenEv"}
+        self.assertEqual({"lockstep::Timer::total() const", "lockstep::Timer::count()"},
+                         set(taken_over(self.made(written), elsewhere, find_sandbox())))
+        self.assertEqual([], taken_over(self.made(written), set(), find_sandbox()))
+        self.assertEqual(["std::wait()", "operator delete(void*)"], taken_over(self.made("""#include <cstddef>
+void operator delete(void*) noexcept {}
+namespace std { void wait() {} }
+namespace lockstep { template <class T> T twice(T x) { return 2 * x; } template int twice(int); int x; }
+"""), set(), find_sandbox()))
 
     def test_what_is_no_object_is_told(self):
         with self.assertRaisesRegex(CourseworkError, "nm cannot read .*a.txt"):
@@ -408,7 +435,7 @@ class TestGrade(Folder):
         self.write(f"{solutions.OPEN_FILES}/02-x/a.cpp", SOURCE.replace("return 1;", 'open_task("x");'))
         self.write("common/a.h", "int a;\n")
         if not (self.root / solutions.MANIFEST).exists():
-            solutions.write_manifest(self.root, calls or {})
+            solutions.write_manifest(self.root, {"calls": calls or {}})
         program = "asan/tests/coursework/grade-02.1"
         self.write(f"build/{program}", f"{WITNESS}{script}\n", 0o755)
         workshop = Workshop(self.root / "build")
@@ -493,12 +520,13 @@ class TestGrade(Folder):
         self.verdict("return system(0);", take_flagged=True)
         self.assertIn("system", (self.root / "build/source/02-x/a.cpp").read_text())
 
-    def verdict_of_calls(self, calls, **settings):
-        """That of lines whose object calls these functions, and whether it was compiled in the end."""
+    def verdict_of_calls(self, calls, defines=(), **settings):
+        """That of lines whose object calls and defines these functions, and whether it was compiled in the end."""
         grader = self.grader("return getppid();", row={**ROW, "calls": ["remove"]}, calls={"02-x/a.cpp": ["open"]},
                              **settings)
         self.write("build/asan/a.o")
-        with mock.patch.object(grader_module, "calls_of", lambda *_: calls):
+        with mock.patch.object(grader_module, "calls_of", lambda *_: calls), \
+                mock.patch.object(grader_module, "taken_over", lambda *_: list(defines)):
             verdict = self.graded(grader)
         return verdict, "getppid" in (self.root / "build/source/02-x/a.cpp").read_text()
 
@@ -510,6 +538,11 @@ class TestGrade(Folder):
     def test_a_call_that_no_line_names_is_refused(self):
         verdict, compiled = self.verdict_of_calls({"open", "thrd_create"})
         self.assertEqual(("refused", 0, False), (verdict.how, verdict.line, compiled))
+
+    def test_lines_that_define_what_the_project_has_are_refused(self):
+        verdict, compiled = self.verdict_of_calls({"open"}, defines=["lockstep::Timer::getppid(int) const"])
+        self.assertEqual(("refused", 3, False), (verdict.how, verdict.line, compiled))
+        self.assertIn("a definition of 'lockstep::Timer::getppid(int) const', which is not the task's,", verdict.text)
 
     def test_what_the_solved_file_calls_and_what_the_task_allows_is_no_fraud(self):
         verdict, compiled = self.verdict_of_calls({"open", "remove"})

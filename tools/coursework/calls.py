@@ -1,7 +1,9 @@
-"""What an object file calls outside of the project, by the names that the linker sees: no spelling hides one.
+"""What an object file calls outside of the project, and what it defines, by the names that the linker sees: no spelling
+hides one.
 
 A student's object may call what the solved file calls (solutions.py), what its tasks' rows allow besides (`calls`), the
-project's own functions, and what only computes, prints or takes memory.
+project's own functions, and what only computes, prints or takes memory. It may define functions in the project's
+namespace that no other object defines: the linker would take the student's (--allow-multiple-definition).
 """
 
 import re
@@ -23,23 +25,45 @@ HARMLESS = re.compile("|".join((
     r"pthread_(?:mutex|cond|rwlock|spin)_\w+|pthread_(?:once|self)|__once_proxy",
     r"__(?:asan|tsan|ubsan|sanitizer|cxa)_\w+|__gxx_personality_\w+|_Unwind_\w+|__dynamic_cast|__stack_chk_fail",
     r"__dso_handle|__assert_fail|__errno_location|__libc_single_threaded|__tls_get_addr|_GLOBAL_OFFSET_TABLE_",
-    r"__v?[fs]?n?printf_chk|__mem\w+_chk|__u?(?:div|mod)\w+")))
+    r"__v?[fs]?n?printf_chk|__mem\w+_chk|__(?:u?(?:div|mod)|popcount|clz|ctz|ffs|parity|bswap)\w+")))
 BY_ITSELF = {"terminate"}  # the compiler calls it, where an error meets another
+OURS = re.compile(r"_Z(?:T[A-Z]|GV)*(?:N[KVRO]*)?8lockstep")  # how names of the project's namespace begin
+STRONG = "TDBRGS"  # kinds of names of which the linker takes one, and no weak one
 OLD_AND_NEW = re.compile(r"^__isoc\d\d_|(?<=[a-z])64$")  # of the C library: names of one function
+
+
+def symbols(path, *options, sandbox):
+    """What nm says of an object file."""
+    command = sandbox.command(["nm", *options, path], View(readable=(path,)), RUNNING, {})
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise CourseworkError(f"nm cannot read {path}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
 
 
 def calls_of(path, sandbox=Sandbox(NONE)):
     """The names of functions that an object file calls and that are neither C++'s, the project's, nor harmless. Of C++'s
     own, the words that no task may have."""
-    command = sandbox.command(["nm", "--undefined-only", "--demangle", path], View(readable=(path,)), RUNNING, {})
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        raise CourseworkError(f"nm cannot read {path}: {done.stderr.strip()}")
     found = set()
-    for name in (line.split(None, 1)[1] for line in done.stdout.splitlines()):
+    for name in (line.split(None, 1)[1] for line in symbols(path, "--undefined-only", "--demangle", sandbox=sandbox)):
         if plain := re.fullmatch(r"\w+", name):
             plain = OLD_AND_NEW.sub("", plain[0])
             found |= set() if HARMLESS.fullmatch(plain) else {plain}
         elif not name.startswith("lockstep::") or "testing" in name:
             found |= (BUSINESS.keys() & set(re.findall(r"\w+", name.split("(")[0]))) - BY_ITSELF
     return found
+
+
+def definitions_of(path, sandbox=Sandbox(NONE), kinds=STRONG):
+    """The names, as the linker sees them, that an object file defines for others."""
+    found = (line.split() for line in symbols(path, "--defined-only", "--extern-only", sandbox=sandbox))
+    return {name for *_, kind, name in found if kind in kinds}
+
+
+def taken_over(path, elsewhere, sandbox=Sandbox(NONE)):
+    """The functions and objects that an object file defines outside of the project's namespace, or although they are
+    defined `elsewhere`, as people write them."""
+    mine = definitions_of(path, sandbox, STRONG + "WVu") & elsewhere
+    mine |= {name for name in definitions_of(path, sandbox) if not OURS.match(name)}
+    told = subprocess.run(["c++filt"], input="\n".join(sorted(mine)), capture_output=True, text=True).stdout
+    return told.splitlines()

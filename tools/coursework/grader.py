@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compile_tests import tsan_wrapper
 from coursework import CourseworkError, marked_lines, names, solutions, tasks as table, tree
-from coursework.calls import calls_of
+from coursework.calls import calls_of, definitions_of, taken_over
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
@@ -61,6 +61,7 @@ class Grader:
         self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
         self.calls = solutions.read_manifest(own).get("calls", {})  # that the solved files make
+        self.definitions = {}  # names, by the path of their source
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
 
@@ -310,8 +311,8 @@ class Grader:
         return self.broken_tasks(flavour, failed or dict.fromkeys(self.workshop.unmade(flavour, programs), NEVER_DONE))
 
     def calling_out(self, flavour, broken):
-        """The verdicts of tasks whose lines call what neither the solved file nor the task needs. Of several tasks in
-        a file it costs those in whose lines the name stands, or else all."""
+        """The verdicts of tasks whose lines call what neither the solved file nor the task needs, or define what the
+        project does. Of several tasks in a file it costs those in whose lines the name stands, or else all."""
         objects, found = self.workshop.objects(flavour), {}
         for source in self.calls if not self.settings.take_flagged else ():
             tasks = [task for task in self.tasks if task.compiled == source and task.id not in broken and self.is_written(task)]
@@ -319,10 +320,24 @@ class Grader:
             if not tasks or not made.is_file():
                 continue
             allowed = {*self.calls[source], *(name for task in tasks for name in task.calls)}
-            for name in sorted(calls_of(made, self.settings.sandbox) - allowed):
+            said = [(name, f"'{name}', which these lines call,")
+                    for name in sorted(calls_of(made, self.settings.sandbox) - allowed)]
+            said += [(re.findall(r"\w+", name.partition("(")[0])[-1], f"a definition of '{cut(name)}', which is not the task's,")
+                     for name in taken_over(made, self.defined_elsewhere(flavour, source), self.settings.sandbox)]
+            for name, what in said:
                 for task in [task for task in tasks if self.line_with(task, name)] or tasks:
-                    found[task.id] = self.refusal(task, self.line_with(task, name), f"'{name}', which these lines call,")
+                    found[task.id] = self.refusal(task, self.line_with(task, name), what)
         return found
+
+    def defined_elsewhere(self, flavour, source):
+        """The names that objects of the project other than this source's define."""
+        files = {task.compiled for task in self.tasks}
+        if not self.definitions:
+            self.definitions = solutions.read_manifest(self.own).get("defines", {})  # by task files, as they are solved
+            for path, made in self.workshop.objects(flavour).items():
+                if path not in files and (place := self.workshop.build(flavour) / made).is_file():
+                    self.definitions[path] = definitions_of(place)
+        return set().union(*(names for path, names in self.definitions.items() if path != source))
 
     def made_alone(self, flavour, objects, what):
         """The output for each object that cannot be compiled, one object after the other. A compiler that says more

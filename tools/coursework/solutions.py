@@ -16,15 +16,15 @@ import tempfile
 from pathlib import Path
 
 from coursework import CourseworkError, OPEN_FILES, SOLUTIONS, names, tasks as table, tree
-from coursework.calls import calls_of
+from coursework.calls import calls_of, definitions_of
 from coursework.workshop import compiler
 
 MANIFEST = f"{SOLUTIONS}/manifest.json"
 
 
 def make_solutions(workshop, tasks, target, say):
-    """Compiles the solved sources that the workshop holds and fills `target`/solutions. Returns what each of them calls
-    outside of the project (calls.py), by its path."""
+    """Compiles the solved sources that the workshop holds and fills `target`/solutions. Returns, for the manifest, what
+    each of them calls outside of the project, and what it defines (calls.py)."""
     workshop.configure("plain", "objects")
     objects = workshop.objects("plain")
     for task in tasks:
@@ -41,7 +41,9 @@ def make_solutions(workshop, tasks, target, say):
     for task in tasks:
         others = {name for other, names in symbols.items() if other != task.id for name in names}
         cut_out(made[task.id], symbols[task.id], others, target / SOLUTIONS / f"{task.id}.o")
-    return {task.compiled: sorted(calls_of(made[task.id])) for task in tasks}
+    objects = {task.compiled: made[task.id] for task in tasks}
+    return {what: {path: sorted(names(place)) for path, place in objects.items()}
+            for what, names in (("calls", calls_of), ("defines", definitions_of))}
 
 
 def defined_symbols(path):
@@ -147,9 +149,9 @@ def build_file_sums(root):
             if tree.is_students(path) and path.split("/")[-1] == "meson.build"}
 
 
-def write_manifest(target, calls):
+def write_manifest(target, of_objects):
     facts = {**compiler(), "headers": header_sums(target), "sources": source_sums(target),
-             "build_files": build_file_sums(target), "calls": calls}
+             "build_files": build_file_sums(target), **of_objects}
     (target / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -23,10 +23,10 @@ namespace lockstep::bodies {
 /// A NaN stays a NaN: `x < 0` is false for it.
 LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
 
-/// Names the members of a body that point to its arrays, so that a launcher can redirect them: on a
-/// GPU to registers, into which it has loaded several neighbours at once (cuda/packs.cuh). `Arrays`
-/// have an element for each call. `FeatureArrays` have one for each feature of a row, and are only
-/// read. The formula stays that of one element.
+/// Names the members of a body that point to its arrays, so that a launcher can redirect them. On a
+/// GPU they go to registers, into which it has loaded several neighbours at once (cuda/packs.cuh).
+/// `Arrays` have an element for each call. `FeatureArrays` have one for each feature of a row, and
+/// are only read. The formula stays that of one element.
 template <auto... member>
 struct Members {};
 

@@ -32,7 +32,7 @@ void share_out(int64_t n, int64_t elements_each, F f) {
   }
 }
 
-/// f(c) for every channel. Images have few channels (10 in the seed network): the single steps of a
+/// f(c) for every channel. Images have few channels (10 in the seed network). The single steps of a
 /// plain loop after its last full vector would take most of the time, and branch on every pixel's
 /// value. Instead the last vector overlaps the one before it, which is allowed because f
 /// overwrites: doing a channel twice changes nothing.
@@ -84,7 +84,7 @@ struct SerialTeam {
 };
 
 /// The launchers of CPU devices, for BodyKernels (kernels.inl). Each copies the body next to its
-/// loop: through a reference the compiler would have to assume that the loop's own stores change
+/// loop. Through a reference the compiler would have to assume that the loop's own stores change
 /// the body's pointers, and could not vectorise.
 struct Launch {
   /// body(i) for i in [0, n). A body that has enabled() is asked when the operation runs; one that

@@ -18,7 +18,7 @@ constexpr int64_t kTile = 4;  // outputs along a tile's side
 
 inline int64_t tiles_along(int64_t extent) { return (extent + kTile - 1) / kTile; }
 
-/// Whether this way is made for these sizes, and faster than oneDNN's direct one: with few channels
+/// Whether this way is made for these sizes, and faster than oneDNN's direct one. With few channels
 /// the additions outweigh the multiplications, and with few tiles the work on the weights does.
 inline bool fits(const Window2d& g) {
   const int64_t tiles = g.batch * tiles_along(g.out_height) * tiles_along(g.out_width);

@@ -40,7 +40,7 @@ class TimingEvents : public std::enable_shared_from_this<TimingEvents> {
 };
 
 /// Puts an event before and after every operation, and one after every change of memory. The GPU's
-/// clock is tied to the host's by an event for which the host waits at the start; from there on
+/// clock is tied to the host's by an event for which the host waits at the start. From there on
 /// times are differences of events.
 class SpanRecorder {
  public:

@@ -10,7 +10,7 @@ using testing::Hidden;
 
 /// "shard=2,data=3": axes in any order, each of 1 to 3 ranks.
 std::string random_mesh(Hidden& hidden) {
-  std::vector<std::string> names{"data", "shard", "tensor"};
+  std::vector<std::string> names{"data", "shard", "tensor", "pipeline"};
   std::string text;
   for (int64_t left = hidden.whole(1, 3); left > 0; --left) {
     const size_t which = hidden.whole<size_t>(0, names.size() - 1);
@@ -24,12 +24,12 @@ TEST_CASE("Other meshes", "[hidden07.1]") {
   Hidden hidden("07.1");
   for (int time = 0; time < 8; ++time) {
     const std::string mesh = random_mesh(hidden);
-    for (const Axis axis : {Axis::data, Axis::shard, Axis::tensor}) {
+    for (const Axis axis : {Axis::data, Axis::shard, Axis::tensor, Axis::pipeline}) {
       hidden.tell(fmt::format("{}: coordinates along {}", mesh, name_of(axis)),
                   coordinates(mesh.c_str(), axis));
     }
     Axes axes;
-    for (const Axis axis : {Axis::data, Axis::shard, Axis::tensor}) {
+    for (const Axis axis : {Axis::data, Axis::shard, Axis::tensor, Axis::pipeline}) {
       if (hidden.coin()) axes.insert(axis);
     }
     hidden.tell(mesh + ": first ranks of groups", firsts(mesh.c_str(), axes));

@@ -91,8 +91,8 @@ TEST_CASE("Devices that lacked a core for a tenth of their time are named", "[wa
   CHECK(text_of_missing_cores({"cpu:0", "cpu:1", "cpu:2"}, {0.314, 0.02, 0.1}) ==
         "Ready to compute, but without a core: cpu:0 for 31 %, cpu:2 for 10 % of its time. "
         "Something else runs on this machine, or there are more devices than cores; these timings "
-        "are not those of a quiet machine. Who waits for a device without a core counts that as "
-        "waiting: as a pipeline's bubble, or as communication.");
+        "are not those of a quiet machine. A device that waits for another one without a core "
+        "counts this time as waiting: as a pipeline's bubble, or as communication.");
 }
 
 }  // namespace lockstep
