@@ -45,8 +45,8 @@ struct ReplicaOptions {
 /// A replica whose gradients are reduced in buckets while backward still runs. Mirrors
 /// torch.nn.parallel.DistributedDataParallel.
 ///
-/// Each bucket is multiplied by 1/W as soon as backward has completed the bucket. The buckets are
-/// then summed over the ranks, on the communication stream and in the same order on all ranks.
+/// Each bucket is multiplied by 1/W as soon as backward has completed the bucket. Then the
+/// communication stream sums the bucket over the ranks, in the same bucket order on all ranks.
 ///
 /// In a pass that is not the last contribution to a step (PassFacts: no_sync, accumulation)
 /// gradients only add up on this rank.

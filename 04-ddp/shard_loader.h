@@ -21,8 +21,8 @@ class ShardLoader {
  public:
   /// The batches of `set`, with --batch-size, --order, --drop-last and the loader's options. Throws
   /// BadInput as require_rank() does, and for batches smaller than the world. With Sharding::padded
-  /// also throws for batches that W does not divide, for --order loader, and where nothing is left
-  /// for a rank.
+  /// also throws BadInput for batches that W does not divide, for --order loader, and where nothing
+  /// is left for a rank.
   ShardLoader(const Dataset& set, const Options& options, const HostAllocator& allocator, int rank,
               int world_size, Sharding sharding);
   /// The same for this rank of `comm`, whose ranks share the samples out. Batches lie in memory

@@ -15,8 +15,8 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
-/// The length of a flat buffer of `elements` numbers. Its `world_size` shards are equally long and
-/// each begins at a multiple of 64 bytes. The added numbers are zeros.
+/// The length that a flat buffer of `elements` numbers needs. Its `world_size` shards are then
+/// equally long and each begins at a multiple of 64 bytes. The added numbers are zeros.
 int64_t padded_length(int64_t elements, int world_size);
 
 /// Rank `rank`'s shard of a flat buffer of `length` numbers, which world_size divides: the ranks'

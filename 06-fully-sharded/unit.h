@@ -122,9 +122,9 @@ struct UnitMessages {
 ///   gradients  whole           a shard           its shard
 ///   parameters a shard         a shard           its shard
 ///
-/// Where a shard is kept, the whole is allocated when it is needed, and freed then. Layers find
-/// the whole in Parameter::value and Parameter::grad, which are undefined while the whole is not
-/// there.
+/// Where a shard is kept, the whole is allocated when it is needed, and freed after that. Layers
+/// find the whole in Parameter::value and Parameter::grad, which are undefined while the whole is
+/// not there.
 class Unit final : public Sequential {
  public:
   /// Allocates what is kept; values are undefined until initialize() or a load.

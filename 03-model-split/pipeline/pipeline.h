@@ -83,8 +83,8 @@ class Pipeline {
   /// counted where their copies are enqueued.
   int64_t bytes_moved() const;
   /// The bytes that had to go, by sizes: all samples' activations and their gradients at every
-  /// boundary. For every device but the last a loss, in fp16 two numbers more. For tests; report()
-  /// adds them to the summary.
+  /// boundary. Also a loss for every device but the last, in fp16 two numbers more. For tests;
+  /// report() adds them to the summary.
   int64_t bytes_predicted() const { return bytes_expected_; }
   /// Adds to the summary and the metrics: the bubble, the devices' phases, the activations that
   /// they keep, and the bytes that move between them.

@@ -56,15 +56,15 @@ using Instructions = std::vector<Instruction>;
 /// (schedule.cpp) adds these messages in GPipe, 1F1B and the interleaved schedule.
 Instructions gpipe_schedule(int stages, int micro_batches, int stage);
 /// The same in 1F1B: min(stages - stage, micro_batches) forwards, then a backward and a forward in
-/// turn until nothing is left. No stage waits forever for a send or receive, even if every send
-/// lasts until its receiver has come to the receive.
+/// turn until nothing is left. Sends and receives have an order in which no stage waits forever,
+/// even if every send lasts until its receiver has come to the receive.
 Instructions one_f1b_schedule(int stages, int micro_batches, int stage);
 /// The instructions of device `device` of `devices` in interleaved 1F1B, with `chunks` stages each.
 /// `micro_batches` is a multiple of `devices`.
 ///
-/// Forwards are in this order: micro-batches 0 to devices - 1 through chunk 0, the same through
-/// chunk 1, and so on to the last chunk. Then come the next `devices` micro-batches, again from
-/// chunk 0. The order of backwards is the same, but from the last chunk to chunk 0. First come 2
+/// Forwards have this order: micro-batches 0 to devices - 1 through chunk 0, the same through chunk
+/// 1, and so on to the last chunk. Then come the next `devices` micro-batches, again from chunk 0.
+/// The order of backwards is the same, but from the last chunk to chunk 0. First there are 2
 /// (devices - 1 - device) + (chunks - 1) devices forwards, or all if that is less. Then come a
 /// forward and a backward in turn, then the backwards that are left, and the step. A stage receives
 /// the input of a pass right before the pass and sends the result right after it. Only the first of

@@ -93,7 +93,7 @@ class ShmLayout {
 /// that a rank is gone.
 ///
 /// A rank that waits looks for a while if an awaited rank has another core; then it sleeps. Throws
-/// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or was too slow
+/// PeerLost naming a rank that closed its sockets ("rank 2 closed the connection") or was late
 /// ("rank 2 did not answer within 5 s"). One thread at a time.
 class ShmPeers {
  public:

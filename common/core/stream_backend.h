@@ -146,9 +146,9 @@ class StreamBackend {
 
 /// A value that queued tasks keep alive together: the value lives as long as one of the copies, on
 /// any thread. Like std::shared_ptr, but counting the copies does not order the threads. With a
-/// shared_ptr, a host that copies a reference would be ordered after all that earlier tasks did
-/// before they dropped their references. Then ThreadSanitizer would not see that a stream does not
-/// wait for these tasks.
+/// shared_ptr, a host copies a reference for the next task. This copy would be ordered after all
+/// that earlier tasks did before they dropped their references. Then ThreadSanitizer would not see
+/// that a stream does not wait for these tasks.
 template <class T>
 class Kept {
  public:

@@ -46,7 +46,7 @@ class Buffer {
 
 /// Up to a handful of extents, outermost first. {} is a scalar with one element. A shape may come
 /// from a file. Functions that multiply extents throw BadInput, naming the shape, if an extent is
-/// negative. Or: the product needs over 63 bits, even if another extent is 0 (as in NumPy).
+/// negative. The same if the product needs over 63 bits, even if another extent is 0 (as in NumPy).
 class Shape {
  public:
   Shape() = default;

@@ -126,8 +126,8 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path);
 /// White space around the object is accepted, since writers may pad. This reader is stricter than
 /// the reference. It refuses a key that occurs twice: the format forbids it, but the reference's
 /// parser does not notice. A null __metadata__ and dimensions from 2^63 on are refused. Other
-/// fields than the three are refused: they could change what the bytes mean. So are the types that
-/// share bytes (F4, F6_*).
+/// fields of an entry than the three are refused, as they could change what the bytes mean. So are
+/// the types that share bytes (F4, F6_*).
 SafetensorsFile parse_safetensors(std::vector<std::byte> bytes, const std::string& what);
 
 /// A tensor as a header describes it; its bytes are those from `begin` to `end`, counted from the

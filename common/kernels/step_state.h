@@ -60,8 +60,8 @@ struct SgdRule {
 /// Adam as torch.optim.Adam and AdamW do it, in a parameter's step t = 1, 2, ...:
 ///   m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g g;
 ///   w -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
-/// Before that, weight decay is added to the gradient, g += weight_decay w, or, decoupled from it,
-/// shrinks the weights, w *= 1 - lr weight_decay. Not Real: as a float, 1 - 0.999 has four digits.
+/// Before that, weight decay is added to the gradient, g += weight_decay w, or, decoupled, shrinks
+/// the weights, w *= 1 - lr weight_decay. Not Real: as a float, 1 - 0.999 has four digits.
 struct AdamRule {
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;

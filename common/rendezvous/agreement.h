@@ -61,9 +61,9 @@ std::vector<int> all_ranks(const Store& store);
 /// Returns the texts that ranks have left under `name` so far. Waits for nobody.
 Meeting look(Store& store, const std::string& name);
 
-/// The end of the first rank that left (others may have left because of it). "rank 3 closed the
-/// connection", "rank 3 gave up: " with its last words. If all of a group are there, the end of the
-/// first rank of the job that died. Members may have lost it in another group. Else empty.
+/// The end of the first rank that left: others may have left because of it. Texts: "rank 3 closed
+/// the connection", "rank 3 gave up: " with its last words. If all of a group are there, the end of
+/// the first rank of the job that died. Members may have lost it in another group. Else empty.
 std::string who_went_first(Store& store);
 
 /// The name under which ranks leave a text at their good end.

@@ -56,9 +56,9 @@ std::string sign_of_several(const std::function<const char*(const char* name)>& 
 /// Reads the contract; nullopt for a bare start. Then nothing at all is set or given, or MPI's
 /// launcher or Slurm started only one process and no address is set. Throws BadInput at once,
 /// naming variable, value and what is expected. Causes: a variable that is missing while others are
-/// set, is not a number or is out of range. Or: an option that contradicts its variable; an unknown
-/// scheme; the sign of a launcher that is not known here. If OpenMPI or MPICH leave the address
-/// out, the error says the command to type.
+/// set, is not a number or is out of range. Further causes: an option that contradicts its
+/// variable; an unknown scheme; the sign of a launcher that is not known here. If OpenMPI or MPICH
+/// leave the address out, the error says the command to type.
 ///
 /// The variables of a Slurm allocation alone are a bare start: a batch script has them, including
 /// SLURM_PROCID, and so does the shell of salloc. Only the processes of srun belong to a step.

@@ -127,7 +127,7 @@ struct StoreOptions {
   int world_size = 1;
   std::string run_id{};  // of the job; the same on all ranks
   /// The job's key. If none is given and the address is this host's only, rank 0 makes a key. Ranks
-  /// of the same user get it from rank 0 (KeyDesk).
+  /// of the same user get the key from rank 0 (KeyDesk).
   JobKey key{};
   double connect_seconds = 300;  // how long to wait for rank 0 to start
   /// How long three things may take. The listener shows that it is a store. A connection shows that
@@ -153,10 +153,10 @@ StoreOptions store_options(const LaunchContract& contract);
 class TcpStore final : public Store {
  public:
   /// Rank 0 starts the store; every rank connects and introduces itself. Throws EnvironmentError.
-  /// On rank 0 at once if the port is taken. Elsewhere at once for a host that does not resolve,
-  /// and after connect_seconds where nothing listens. After at most answer_seconds where something
-  /// other than a store listens. Throws PeerLost after answer_seconds if nobody answers: the
-  /// store's process may be stopped.
+  /// Rank 0 throws at once if the port is taken. Others throw at once if a host does not resolve,
+  /// after connect_seconds where nothing listens. They throw after at most answer_seconds where
+  /// something other than a store listens. Throws PeerLost after answer_seconds if nobody answers:
+  /// the store's process may be stopped.
   explicit TcpStore(const StoreOptions& options);
   /// Takes leave of the store, unless an exception destroys the object: then the others see it as
   /// if the process had died.

@@ -13,8 +13,8 @@ namespace lockstep {
 class SharedMemory {
  public:
   /// Makes `bytes` zeros. The system sets the first `used` aside, so that no later access to them
-  /// can fail for lack of memory. It also looks up their pages now. The others take memory when
-  /// set_aside() asks for it. Throws EnvironmentError with the size and the system's reason.
+  /// can fail for lack of memory. The system also looks up their pages now. The others take memory
+  /// when set_aside() asks for it. Throws EnvironmentError with the size and the system's reason.
   static SharedMemory create(size_t bytes, size_t used);
   static SharedMemory create(size_t bytes) { return create(bytes, bytes); }
   /// Opens such memory by the descriptor that its creator has sent. Throws EnvironmentError.

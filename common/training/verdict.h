@@ -14,18 +14,18 @@ namespace lockstep {
 /// devices yet.
 ///
 /// 1. Proof, untimed: both train from the same weights on the same order at learning rate 0.01
-///    without momentum, schedules and weight decay. Their weights must agree after 10 steps,
-///    to a relative L2 of 1e-5. One rounding already moves ResNet-18's weights by more than
-///    that. So for ResNet-18 the change of the weights in one step must agree, to 10 %. If
-///    this program normalises parts of the batch (`info.emulate`), the program `reference`
-///    next to the reference does so, too. Under Adam and AdamW both train with that optimizer,
-///    at rate 1e-4, with eps 1e-3, weight decay 0.01 and the default betas. Adam moves a
-///    weight whose gradient is rounding noise by a whole step of random sign, unless eps is
-///    larger than the noise. These changes were measured over 10 steps of 64 samples and four
-///    seeds. Another order of sums (stages 02 and 04) moves the seed network by at most 7.3e-9
-///    and its BatchNorm variant (stage 02) by 1.1e-8. Float instead of double moves both by
-///    1.9e-7. With eps 1e-8 at rate 1e-3 that is 8e-6 and 1.7e-3; with eps 1e-3 at rate 0.01,
-///    4.0e-4.
+///    without momentum, schedules and weight decay. Their weights must agree after 10 steps, to a
+///    relative L2 of 1e-5. One rounding already moves ResNet-18's weights by more than that. So
+///    for ResNet-18 the change of the weights in one step must agree, to 10 %. If this program
+///    normalises parts of the batch (`info.emulate`), the program `reference` next to the
+///    reference does so, too.
+///    Under Adam and AdamW both train with that optimizer, at rate 1e-4, with eps 1e-3, weight
+///    decay 0.01 and the default betas. Adam moves a weight whose gradient is rounding noise by a
+///    whole step of random sign, unless eps is larger than the noise. The changes that follow were
+///    measured over 10 steps of 64 samples and four seeds. Another order of sums (stages 02 and 04)
+///    moves the seed network by at most 7.3e-9 and its BatchNorm variant (stage 02) by 1.1e-8.
+///    Float instead of double moves both by 1.9e-7. With eps 1e-8 at rate 1e-3 that is 8e-6 and
+///    1.7e-3; with eps 1e-3 at rate 0.01, 4.0e-4.
 /// 2. Timed, with the options as given: the reference, then this program with the user's
 ///    --metrics, --save and --trace, whose output is shown as always.
 /// 3. Prints both speeds, speed-up and efficiency (speed-up / devices), and adds them to --metrics:

@@ -32,12 +32,12 @@ STRONG = "TDBRGS"  # kinds of names of which the linker takes one, and no weak o
 OLD_AND_NEW = re.compile(r"^__isoc\d\d_|(?<=[a-z])64$")  # of the C library: names of one function
 
 
-def symbols(path, *options, sandbox):
-    """What nm says of an object file."""
-    command = sandbox.command(["nm", *options, path], View(readable=(path,)), RUNNING, {})
+def symbols(paths, *options, sandbox):
+    """What nm says of object files."""
+    command = sandbox.command(["nm", *options, *paths], View(readable=paths), RUNNING, {})
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise CourseworkError(f"nm cannot read {path}: {done.stderr.strip()}")
+        raise CourseworkError(f"nm cannot read {', '.join(map(str, paths))}: {done.stderr.strip()}")
     return done.stdout.splitlines()
 
 
@@ -45,7 +45,7 @@ def calls_of(path, sandbox=Sandbox(NONE)):
     """The names of functions that an object file calls and that are neither C++'s, the project's, nor harmless. Of C++'s
     own, the words that no task may have."""
     found = set()
-    for name in (line.split(None, 1)[1] for line in symbols(path, "--undefined-only", "--demangle", sandbox=sandbox)):
+    for name in (line.split(None, 1)[1] for line in symbols((path,), "--undefined-only", "--demangle", sandbox=sandbox)):
         if plain := re.fullmatch(r"\w+", name):
             plain = OLD_AND_NEW.sub("", plain[0])
             found |= set() if HARMLESS.fullmatch(plain) else {plain}
@@ -54,16 +54,17 @@ def calls_of(path, sandbox=Sandbox(NONE)):
     return found
 
 
-def definitions_of(path, sandbox=Sandbox(NONE), kinds=STRONG):
-    """The names, as the linker sees them, that an object file defines for others."""
-    found = (line.split() for line in symbols(path, "--defined-only", "--extern-only", sandbox=sandbox))
-    return {name for *_, kind, name in found if kind in kinds}
+def definitions_of(*paths, sandbox=Sandbox(NONE), kinds=STRONG):
+    """The names, as the linker sees them, that object files define for others."""
+    said = symbols(paths, "--defined-only", "--extern-only", sandbox=sandbox) if paths else []
+    found = (line.split() for line in said)
+    return {words[2] for words in found if len(words) == 3 and words[1] in kinds}
 
 
 def taken_over(path, elsewhere, sandbox=Sandbox(NONE)):
     """The functions and objects that an object file defines outside of the project's namespace, or although they are
     defined `elsewhere`, as people write them."""
-    mine = definitions_of(path, sandbox, STRONG + "WVu") & elsewhere
-    mine |= {name for name in definitions_of(path, sandbox) if not OURS.match(name)}
+    mine = definitions_of(path, sandbox=sandbox, kinds=STRONG + "WVu") & elsewhere
+    mine |= {name for name in definitions_of(path, sandbox=sandbox) if not OURS.match(name)}
     told = subprocess.run(["c++filt"], input="\n".join(sorted(mine)), capture_output=True, text=True).stdout
     return told.splitlines()

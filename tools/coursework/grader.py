@@ -61,7 +61,7 @@ class Grader:
         self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
         self.calls = solutions.read_manifest(own).get("calls", {})  # that the solved files make
-        self.definitions = {}  # names, by the path of their source
+        self.definitions = None  # names in the other objects, once they were asked for
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
 
@@ -322,8 +322,10 @@ class Grader:
             allowed = {*self.calls[source], *(name for task in tasks for name in task.calls)}
             said = [(name, f"'{name}', which these lines call,")
                     for name in sorted(calls_of(made, self.settings.sandbox) - allowed)]
-            said += [(re.findall(r"\w+", name.partition("(")[0])[-1], f"a definition of '{cut(name)}', which is not the task's,")
-                     for name in taken_over(made, self.defined_elsewhere(flavour, source), self.settings.sandbox)]
+            elsewhere = self.defined_elsewhere(flavour, source)
+            said += [(re.findall(r"\w+", name.partition("(")[0])[-1],
+                      f"a definition of '{cut(name)}', which is not the task's,")
+                     for name in taken_over(made, elsewhere, self.settings.sandbox)]
             for name, what in said:
                 for task in [task for task in tasks if self.line_with(task, name)] or tasks:
                     found[task.id] = self.refusal(task, self.line_with(task, name), what)
@@ -331,13 +333,13 @@ class Grader:
 
     def defined_elsewhere(self, flavour, source):
         """The names that objects of the project other than this source's define."""
-        files = {task.compiled for task in self.tasks}
-        if not self.definitions:
-            self.definitions = solutions.read_manifest(self.own).get("defines", {})  # by task files, as they are solved
-            for path, made in self.workshop.objects(flavour).items():
-                if path not in files and (place := self.workshop.build(flavour) / made).is_file():
-                    self.definitions[path] = definitions_of(place)
-        return set().union(*(names for path, names in self.definitions.items() if path != source))
+        if self.definitions is None:
+            objects = self.workshop.objects(flavour)
+            others = objects.keys() - {task.compiled for task in self.tasks}
+            made = [self.workshop.build(flavour) / objects[path] for path in others]
+            self.definitions = definitions_of(*filter(Path.is_file, made))
+        solved = solutions.read_manifest(self.own).get("defines", {})  # files with tasks
+        return self.definitions.union(*(names for path, names in solved.items() if path != source))
 
     def made_alone(self, flavour, objects, what):
         """The output for each object that cannot be compiled, one object after the other. A compiler that says more

@@ -24,9 +24,9 @@ namespace lockstep::bodies {
 LOCKSTEP_BODY Real positive_part(Real x) { return x < 0 ? Real(0) : x; }
 
 /// Names the members of a body that point to its arrays, so that a launcher can redirect them. On a
-/// GPU they go to registers, into which it has loaded several neighbours at once (cuda/packs.cuh).
-/// `Arrays` have an element for each call. `FeatureArrays` have one for each feature of a row, and
-/// are only read. The formula stays that of one element.
+/// GPU they go to registers, into which the launcher has loaded several neighbours at once
+/// (cuda/packs.cuh). `Arrays` have an element for each call. `FeatureArrays` have one for each
+/// feature of a row, and are only read. The formula stays that of one element.
 template <auto... member>
 struct Members {};
 
