@@ -18,7 +18,7 @@ inline bool note_fsync(int fd) {
   struct stat info = {};
   fstat(fd, &info);
   if (!S_ISDIR(info.st_mode)) {
-    return note_system_call(fmt::format("fsync file of {} bytes", info.st_size));
+    return note_system_call(fmt::format("fsync file of {} bytes", info.st_size), "", info.st_ino);
   }
   std::error_code none;
   const auto path = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), none);

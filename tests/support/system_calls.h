@@ -35,11 +35,13 @@ class SystemCalls {
     return the_watcher;
   }
 
-  /// Notes the call, and the directory that it is for; true if it has to fail.
-  bool note(const std::string& call, const std::string& directory) {
+  /// Notes the call, and the directory or the file (its inode) that it is for; true if it has to
+  /// fail.
+  bool note(const std::string& call, const std::string& directory, uint64_t file) {
     const std::lock_guard lock(mutex_);
     log.push_back(call);
     if (!directory.empty()) last_directory = directory;
+    if (file != 0) last_file = file;
     threads.insert(std::this_thread::get_id());
     if (call != failing && std::ssize(log) - 1 != failing_number) return false;
     errno = EIO;
@@ -48,6 +50,7 @@ class SystemCalls {
 
   std::vector<std::string> log;
   std::string last_directory;          // that was given to fsync
+  uint64_t last_file = 0;              // likewise
   std::set<std::thread::id> threads;   // that made them
   std::string failing;                 // the entry of the log that fails with EIO
   std::ptrdiff_t failing_number = -1;  // or its place
@@ -57,9 +60,10 @@ class SystemCalls {
   std::mutex mutex_;
 };
 
-inline bool note_system_call(const std::string& call, const std::string& directory = "") {
+inline bool note_system_call(const std::string& call, const std::string& directory = "",
+                             uint64_t file = 0) {
   SystemCalls* const watcher = SystemCalls::watcher();
-  return watcher != nullptr && watcher->note(call, directory);
+  return watcher != nullptr && watcher->note(call, directory, file);
 }
 
 /// Takes root's capabilities, by which root may write anywhere, from the calling thread. Lasts for

@@ -58,7 +58,7 @@ class TestWords(unittest.TestCase):
         self.assertEqual([], self.flags("[[maybe_unused]] int a; [[nodiscard]] int f(); if (a) [[likely]] a = b[c[0]];"))
 
     def test_nothing_is_taken_for_what_it_is_not(self):
-        for line in ("auto p = reinterpret_cast<char*>(&x);", "char* p = (char*)&x;", "*(Real const *)(p) = 1;", "(int&)x = 1;",
+        for line in ("auto p = reinterpret_cast<char*>(&x);", "Other& other = static_cast<Other&>(messages_.comm);", "char* p = (char*)&x;", "*(Real const *)(p) = 1;", "(int&)x = 1;",
                      "const_cast<int&>(x) = 1;", "if (typeid(x).name()) f();", "namespace testing { int f(); }"):
             self.assertTrue(self.flags(line), line)
         for line in ("const auto f = [&](const Tensor& x, Real* y) { return *y * (x.count() & 3); };",
@@ -96,6 +96,17 @@ class TestWords(unittest.TestCase):
                      "constexpr std::array<int, 2> kTwo{1, 2};", "const auto f = [](int a) { return a; };",
                      "template <class T> concept Number = std::integral<T>;"):
             self.assertEqual([], self.flags(*function, line, at_margin=True), line)
+
+    def test_types_of_the_project_are_not_made_anew(self):
+        types = marked_lines.types_of("class Counter final : public Base {\n  struct Inner {};\n};\nenum class Way { a };\n")
+        self.assertEqual({"Counter", "Way"}, types)
+        for line in ("class Counter { public: int current; };", "struct Counter final : Base {};", "enum class Way : int { b };"):
+            flag, = marked_lines.flag([line], 3, at_margin=True, types=types)
+            self.assertIn("a type of the project's", flag.what)
+        for line in ("class Counter;", "struct Inner { int a; };", "struct Mine { Counter& counter; };",
+                     "Counter f(Way way) { return {}; }"):
+            self.assertEqual([], marked_lines.flag([line], 3, at_margin=True, types=types), line)
+        self.assertEqual([], marked_lines.flag(["struct Way { int a; };"], 3, types=types))
 
     def test_texts_without_an_end_are_flagged(self):
         for line in ('auto a = "b', "auto a = 'b", "int a; /* b"):

@@ -396,15 +396,17 @@ namespace { double taken() { return 1; } }
 double helper(std::vector<double> all) { all.push_back(taken()); return all[0]; }
 }  // namespace lockstep
 """
-        elsewhere = {"_ZNK8lockstep5Timer5totalEv", "_ZN8lockstep5Timer5countEv", "_ZN8lockstep12_GLOBAL__N_15takenEv"}
-        self.assertEqual({"lockstep::Timer::total() const", "lockstep::Timer::count()"},
-                         set(taken_over(self.made(written), elsewhere, find_sandbox())))
-        self.assertEqual([], taken_over(self.made(written), set(), find_sandbox()))
+        total, count = "_ZNK8lockstep5Timer5totalEv", "_ZN8lockstep5Timer5countEv"  # a strong one, a weak one
+        names = {total, count, "_ZN8lockstep12_GLOBAL__N_15takenEv"}
+        for strong, found in ((names, {"lockstep::Timer::total() const", "lockstep::Timer::count()"}),
+                              (set(), {"lockstep::Timer::total() const"})):
+            self.assertEqual(found, set(taken_over(self.made(written), (strong, names), find_sandbox())))
+        self.assertEqual([], taken_over(self.made(written), (set(), set()), find_sandbox()))
         self.assertEqual(["std::wait()", "operator delete(void*)"], taken_over(self.made("""#include <cstddef>
 void operator delete(void*) noexcept {}
 namespace std { void wait() {} }
 namespace lockstep { template <class T> T twice(T x) { return 2 * x; } template int twice(int); int x; }
-"""), set(), find_sandbox()))
+"""), (set(), set()), find_sandbox()))
 
     def test_what_is_no_object_is_told(self):
         with self.assertRaisesRegex(CourseworkError, "nm cannot read .*a.txt"):

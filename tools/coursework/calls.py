@@ -28,7 +28,7 @@ HARMLESS = re.compile("|".join((
     r"__v?[fs]?n?printf_chk|__mem\w+_chk|__(?:u?(?:div|mod)|popcount|clz|ctz|ffs|parity|bswap)\w+")))
 BY_ITSELF = {"terminate"}  # the compiler calls it, where an error meets another
 OURS = re.compile(r"_Z(?:T[A-Z]|GV)*(?:N[KVRO]*)?8lockstep")  # how names of the project's namespace begin
-STRONG = "TDBRGS"  # kinds of names of which the linker takes one, and no weak one
+STRONG, WEAK = "TDBRGS", "WVu"  # kinds of names: the linker takes a strong one, or else any weak one
 OLD_AND_NEW = re.compile(r"^__isoc\d\d_|(?<=[a-z])64$")  # of the C library: names of one function
 
 
@@ -62,9 +62,12 @@ def definitions_of(*paths, sandbox=Sandbox(NONE), kinds=STRONG):
 
 
 def taken_over(path, elsewhere, sandbox=Sandbox(NONE)):
-    """The functions and objects that an object file defines outside of the project's namespace, or although they are
-    defined `elsewhere`, as people write them."""
-    mine = definitions_of(path, sandbox=sandbox, kinds=STRONG + "WVu") & elsewhere
-    mine |= {name for name in definitions_of(path, sandbox=sandbox) if not OURS.match(name)}
-    told = subprocess.run(["c++filt"], input="\n".join(sorted(mine)), capture_output=True, text=True).stdout
+    """The functions and objects that an object file defines outside of the project's namespace, or although `elsewhere`,
+    strong and all names of other objects, has them; as people write them. Of two weak ones, as of a template, the
+    linker takes either."""
+    strong, all_names = elsewhere
+    mine = definitions_of(path, sandbox=sandbox)
+    found = (mine & all_names) | (definitions_of(path, sandbox=sandbox, kinds=WEAK) & strong)
+    found |= {name for name in mine if not OURS.match(name)}
+    told = subprocess.run(["c++filt"], input="\n".join(sorted(found)), capture_output=True, text=True).stdout
     return told.splitlines()

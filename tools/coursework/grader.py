@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compile_tests import tsan_wrapper
 from coursework import CourseworkError, marked_lines, names, solutions, tasks as table, tree
-from coursework.calls import calls_of, definitions_of, taken_over
+from coursework.calls import STRONG, WEAK, calls_of, definitions_of, taken_over
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
@@ -61,6 +61,8 @@ class Grader:
         self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
         self.calls = solutions.read_manifest(own).get("calls", {})  # that the solved files make
+        self.types = frozenset().union(*(marked_lines.types_of(place.read_text()) for path, place in self.handed_out.items()
+                                         if path.endswith(".h")))
         self.definitions = None  # names in the other objects, once they were asked for
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
@@ -98,7 +100,7 @@ class Grader:
         return work
 
     def take_marked(self, work, path, handed_out, text):
-        taken = marked_lines.take(handed_out, text, path)
+        taken = marked_lines.take(handed_out, text, path, self.types)
         work.lost.update(taken.lost)
         for task in self.tasks:
             if task.file == path and task.id in taken.flags:
@@ -332,14 +334,15 @@ class Grader:
         return found
 
     def defined_elsewhere(self, flavour, source):
-        """The names that objects of the project other than this source's define."""
+        """The strong names, and all names, that objects of the project other than this source's define."""
         if self.definitions is None:
             objects = self.workshop.objects(flavour)
             others = objects.keys() - {task.compiled for task in self.tasks}
-            made = [self.workshop.build(flavour) / objects[path] for path in others]
-            self.definitions = definitions_of(*filter(Path.is_file, made))
+            made = [*filter(Path.is_file, (self.workshop.build(flavour) / objects[path] for path in others))]
+            self.definitions = definitions_of(*made), definitions_of(*made, kinds=STRONG + WEAK)
         solved = solutions.read_manifest(self.own).get("defines", {})  # files with tasks
-        return self.definitions.union(*(names for path, names in solved.items() if path != source))
+        other_files = {name for path, names in solved.items() if path != source for name in names}
+        return tuple(names | other_files for names in self.definitions)
 
     def made_alone(self, flavour, objects, what):
         """The output for each object that cannot be compiled, one object after the other. A compiler that says more

@@ -39,6 +39,7 @@ PARTS = re.compile(r"""(?P<comment>//[^\n]*|/\*.*?(?P<end>\*/|\Z))|(?P<raw>\b(?:
                    r"""(?P<number>\b\d[\w.]*(?:'[\w.]+)*)|(?P<text>(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\\n])*"""
                    r"""(?P<unquote>(?P=quote))?)""", re.DOTALL)
 ATTRIBUTES = r"\b(?:maybe_unused|nodiscard|fallthrough|likely|unlikely|noreturn|no_unique_address)\b"
+TYPE = re.compile(r"\b(?:class|struct|union|enum)\s+(?:class\s+)?(\w+)[\w\s:,<>]{0,200}\{")
 LARGEST = 1 << 14  # characters of a task's lines: the largest solution has less than a tenth
 HEAD = 200  # words, that are enough to know a function by
 LONG = 2000  # lines that a file may have beyond those handed out, to be compared line by line
@@ -69,8 +70,8 @@ class Taken:
     outside: str = ""  # where else the file differs
 
 
-def take(handed_out, submitted, file):
-    """Takes the marked lines of all tasks of a file."""
+def take(handed_out, submitted, file, types=frozenset()):
+    """Takes the marked lines of all tasks of a file. `types`: see flag()."""
     text, lost, flags = handed_out, [], {}
     for section in table.find_sections(handed_out, file):
         begin, lines = submitted_lines(submitted, section.id)
@@ -78,7 +79,7 @@ def take(handed_out, submitted, file):
             lost.append(section.id)
             continue
         text = table.replace_section(text, file, section.id, lines)
-        flags[section.id] = flag(lines, begin, at_margin=not section.indent)
+        flags[section.id] = flag(lines, begin, not section.indent, types)
     return Taken(text, tuple(lost), flags, differences(handed_out, submitted, file))
 
 
@@ -123,9 +124,14 @@ def differences(handed_out, submitted, file):
 
 # --- What has no business there ------------------------------------------------------------------
 
-def flag(lines, begin, at_margin=False):
+def types_of(header):
+    """The names of the types that a header has outside of others."""
+    return set(re.findall(r"^(?:class|struct|enum class) (\w+)", header, re.MULTILINE))
+
+
+def flag(lines, begin, at_margin=False, types=frozenset()):
     """The Flags of a task's lines, the first of which is line `begin` of its file. `at_margin`: they are
-    whole functions."""
+    whole functions, and may have types of their own, but none of these `types`, of which the tests have another idea."""
     text = "\n".join(lines)
     if len(text) > LARGEST:
         return [Flag(begin, f"a text of {len(text)} characters, {LARGEST} at most,")]
@@ -146,6 +152,8 @@ def flag(lines, begin, at_margin=False):
               if (path := PATHS.search(said))]
     found += [Flag(begin + line_of(code, place), what, OUTLIVES not in what)
               for place, what in code_flags(code, at_margin)]
+    found += [Flag(begin + line_of(code, match.start()), f"'{match[1]}': a type of the project's")
+              for match in TYPE.finditer(code) if at_margin and match[1] in types]
     return sorted(set(found), key=lambda one: (one.line, one.what))
 
 
@@ -179,7 +187,7 @@ def code_flags(code, at_margin):
     yield from word_flags(tokens)
     for pattern in (r"\\[uU][0-9a-fA-F]", r"<%|%>|<:(?!:)|:>|%:|\?\?[=/'()!<>-]", "#",
                     r"[*&]\s*(?:const\s*)?\)\s*(?!(?:const|noexcept|mutable|override|final)\b)[\w(&]",
-                    r"\bstatic_cast\s*<[^<>]*\*\s*(?:const\s*)?>", r"\bvoid\s*(?:const\s*)?\*", r"\bnew\s*\(",
+                    r"\bstatic_cast\s*<[^<>]*[*&]\s*(?:const\s*)?>", r"\bvoid\s*(?:const\s*)?\*", r"\bnew\s*\(",
                     r"\(\s*\*\s*\w*\s*\)\s*\(", r"\bdecltype\s*\(\s*&"):
         for match in re.finditer(pattern, code):
             yield match.start(), f"'{match[0]}'"

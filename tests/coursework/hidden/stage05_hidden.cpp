@@ -71,10 +71,10 @@ std::string letters(Hidden& hidden, int64_t count) {
   return text;
 }
 
-/// What a power cut would find: the last file that reached the disk before the rename, and whether
-/// the new name got there after it.
+/// What a power cut would find: the last file that reached the disk before the rename, whether that
+/// is the one with the new name, and whether the name got there after it.
 void tell_order(Hidden& hidden, const std::string& which, const SystemCalls& calls,
-                const std::string& directory) {
+                const std::filesystem::path& path) {
   const auto renamed = std::find(calls.log.begin(), calls.log.end(), "rename");
   std::string last = "none";
   for (auto call = calls.log.begin(); call != renamed; ++call) {
@@ -82,8 +82,12 @@ void tell_order(Hidden& hidden, const std::string& which, const SystemCalls& cal
   }
   const bool is_durable = std::find(renamed, calls.log.end(), "fsync directory") != calls.log.end();
   hidden.tell(which + "before the rename", last);
+  struct stat renamed_file = {};
+  ::stat(path.c_str(), &renamed_file);
+  hidden.tell(which + "that is the new file",
+              calls.last_file == renamed_file.st_ino ? "yes" : "no");
   hidden.tell(which + "the name is durable",
-              is_durable && calls.last_directory == directory ? "yes" : "no");
+              is_durable && calls.last_directory == path.parent_path() ? "yes" : "no");
 }
 
 TEST_CASE("Other files", "[hidden05.3]") {
@@ -114,7 +118,7 @@ TEST_CASE("Other files", "[hidden05.3]") {
       hidden.tell(which + "the file", text_of(path));
       hidden.tell(which + "files", directory.names());
       hidden.tell(which + "read before the rename", read_then);
-      if (!failed) tell_order(hidden, which, calls, directory.path().string());
+      if (!failed) tell_order(hidden, which, calls, path);
     }
   }
 }
