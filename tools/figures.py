@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the pictures of the README and the lessons: all of them, or those that are named.
+"""Make the simulated pictures of the README and the lessons: all of them, or those that are named.
 
   ./lockstep figures
   ./lockstep figures ring buckets --to FOLDER
@@ -197,7 +197,7 @@ def stages(build):
     add("02  DataParallel: device 0 sends the network, and adds up the gradients", run,
         *map(by_pass, run.rows().values()))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
-    add("03  pipeline: each device has half of the layers, and takes four parts of the batch", run,
+    add("03  pipeline: each device has half of the layers. F0 is the forward of part 0 of the batch, B0 its backward", run,
         *(Row(row.name, [bar_of(bar, name="" if bar.kind == MESSAGES else bar.name) for bar in row.bars])
           for row in run.rows().values()))
     run = Run(build, "tensor-split", 1, two_hosts)
@@ -409,7 +409,7 @@ def measure(folder):
 
 def main(argv):
     parser = Parser(prog="lockstep figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"a picture, of {', '.join(PICTURES)} (default: all)")
     parser.add_argument("--to", dest="folder", type=Path, default=ROOT / "docs/figures", metavar="FOLDER",
                         help="where they are written (default: docs/figures)")
     parser.add_argument("--measured", action="store_true", help=f"only what is measured: {', '.join(MEASURED)}")

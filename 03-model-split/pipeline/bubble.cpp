@@ -271,7 +271,8 @@ int main(int argc, char** argv) {
   lockstep::OptionParser parser("bubble", "Measures the bubble of pipelines of equal layers.");
   parser.add("--devices", options.devices, "one per stage; sim:4: simulated ones");
   parser.add("--stages", options.stages, "numbers of stages (1,2)", {1, 64});
-  parser.add("--layers", options.layers, "of the network, a multiple of the stages", {1, 1024});
+  parser.add("--layers", options.layers, "layers of the network, a multiple of the stages",
+             {1, 1024});
   parser.add("--micro-batches", options.micro_batches, "numbers of micro-batches (1,2,4)",
              {1, 1024});
   parser.add("--batch-size", options.batch_size, "samples of a batch", {1, 1024});

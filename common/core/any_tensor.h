@@ -51,11 +51,11 @@ class AnyTensor {
     return static_cast<T*>(on(s));
   }
 
-  /// As BasicTensor's.
+  /// The same as BasicTensor's functions.
   AnyTensor reshaped(const Shape& shape) const;
   AnyTensor rows(int64_t first, int64_t count) const;
   AnyTensor range(int64_t first, const Shape& shape) const;
-  /// As BasicTensor's; numbers of 16 bits become Real.
+  /// The same as BasicTensor's; numbers of 16 bits become Real.
   std::vector<Real> to_host() const;
 
  private:

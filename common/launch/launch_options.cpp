@@ -28,7 +28,7 @@ void add_options(OptionParser& parser, LaunchOptions& o) {
   add("--master-addr", o.master_addr, "host of node 0, the same on all nodes; one node: 127.0.0.1");
   add("--master-port", o.master_port, "port that rank 0 listens on; one node: 0 takes a free one");
   parser.add_flag("--standalone", o.standalone, "one node, address and port are chosen here");
-  add("--max-restarts", o.max_restarts, "start all ranks again after a failure, so often");
+  add("--max-restarts", o.max_restarts, "how often to start all ranks again after a failure");
   add("--redirect", o.redirect, "write output to rank_0.out, rank_0.err, ... in this folder");
   parser.add_flag("--prefix", o.prefix, "put \"[rank 0] \" before every line of output");
   add("--grace", o.grace_seconds, "seconds between SIGTERM and SIGKILL for ranks to be stopped");

@@ -205,7 +205,7 @@ class Reader {
     const auto job = text("SLURM_JOB_ID");
     require(!host.empty() && (job || text("MASTER_PORT")),
             "Slurm started this rank {} of {} without {}; start it with: "
-            "MASTER_ADDR=HOST MASTER_PORT={} srun --ntasks={} {}, HOST that of rank 0",
+            "MASTER_ADDR=HOST MASTER_PORT={} srun --ntasks={} {}; HOST is rank 0's host",
             told.rank, told.world_size, host.empty() ? "SLURM_STEP_NODELIST" : "SLURM_JOB_ID",
             kDefaultPort, told.world_size, input_.program);
     if (text("MASTER_PORT")) return {without_brackets(host), told_port()};

@@ -22,7 +22,7 @@ enum class FileTypes {
 
 /// A state as a file stores it: Real, and I64 for num_batches_tracked. The entries view `state`.
 std::vector<TensorEntry> file_entries(const std::vector<StateTensor>& state);
-/// The way back. Tensors of another type have no values, but a problem (StateTensor).
+/// Makes a state from entries. Tensors of another type have no values, but a problem (StateTensor).
 std::vector<StateTensor> state_of(const std::vector<TensorEntry>& entries, FileTypes types);
 
 /// Writes a network's whole state under PyTorch's names and shapes, atomically, with checksums,
