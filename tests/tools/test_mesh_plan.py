@@ -286,7 +286,7 @@ class TestPage(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for mesh, text in (("data=3", "--mesh data=3: has 3 ranks, expected 2"),
                                ("rows=2", "--mesh: found 'rows=2', expected axes"),
-                               ("data=2,data=1", "--mesh: the axis data twice"), ("", "--mesh: found an empty text"),
+                               ("data=2,data=1", "--mesh: found the axis data twice"), ("", "--mesh: found an empty text"),
                                ("data=0", "--mesh: found 'data=0'")):
                 done = show("-o", Path(folder) / "a.html", "--stage", "07", f"--mesh={mesh}")
                 self.assertEqual((True, 1), (done.returncode != 0, done.stderr.count("\n")), done.stderr)

@@ -408,7 +408,7 @@ class TestPage(unittest.TestCase):
                     (("--stage", "06", "--shard", "all"), "--shard: found 'all', expected none, optimizer"),
                     (("--stage", "06", "--unit", "0"), "--unit: found '0', expected layer, block, model"),
                     (("--stage", "06", "--reshard-after-forward", "maybe"), "found 'maybe', expected yes or no"),
-                    (("--stage", "06", "--shard", "none", "--prefetch", "3"), "--prefetch: for --shard parameters"),
+                    (("--stage", "06", "--shard", "none", "--prefetch", "3"), "--prefetch: found --shard none"),
                     (("--stage", "02", "--devices", "2x"), "expected a number from 1 to 64, or simulated devices"),
                     (("--trace", folder / "none"), "none: No such file or directory; expected what --trace"),
                     (("--trace", folder / "broken"), "broken is no JSON; expected what --trace of a stage"),
