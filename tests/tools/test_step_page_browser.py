@@ -111,7 +111,7 @@ class TestInABrowser(unittest.TestCase):
         window = self.page("--trace", small_trace(Path(self.folder.name) / "trace", MEMORY))
         window.run("document.getElementById('run').focus()")
         window.press("Right", "Down", "Down", "Down")
-        self.assertEqual("cpu:0 memory, from 0 to 4.00 MiB: 3.00 MiB in use from 0.000 ms on.",
+        self.assertEqual("cpu:0 memory, from 0 to 4.00 MiB: 1.50 MiB in use from 1.750 ms on.",
                          window.text("#told"))
         heights = window.run("return [...document.querySelectorAll('#run .memory.bar rect')]"
                              ".map((rect) => rect.getBoundingClientRect().height)")
