@@ -386,7 +386,8 @@ def mesh(build):
         bars = [bar for bar in rows["communication"].bars if bar.along == axis]
         lanes.append(Row(f"along {axis}", [bar_of(bar, name=mesh_letter(bar, run.end)) for bar in bars]))
     return Picture("The groups of a mesh of eight ranks, and a step of one",
-                   [Panel("A step of rank 0: G gathers a layer, R reduces gradients, S sums activations; the passes wait for S", lanes, run.end, names=True)],
+                   [Panel("A step of rank 0: G gathers a layer, R reduces gradients, S sums activations; the passes wait for S",
+                          lanes, run.end, names=True)],
                    {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
 
 

@@ -317,7 +317,8 @@ class Grader:
         project does. Of several tasks in a file it costs those in whose lines the name stands, or else all."""
         objects, found = self.workshop.objects(flavour), {}
         for source in self.calls if not self.settings.take_flagged else ():
-            tasks = [task for task in self.tasks if task.compiled == source and task.id not in broken and self.is_written(task)]
+            tasks = [task for task in self.tasks
+                     if task.compiled == source and task.id not in broken and self.is_written(task)]
             made = (self.workshop.build(flavour) / objects[source]).resolve()
             if not tasks or not made.is_file():
                 continue
