@@ -655,6 +655,32 @@ class TestGrade(Folder):
         self.assertEqual(verdict.warning, "02-x/a.cpp:3: no return statement [-Wreturn-type]")
         self.assertIn("warning: ", "\n".join(report.lines_of(verdict)))
 
+    def test_a_warning_is_told_although_another_task_was_compiled_with_threadsanitizer_since(self):
+        grader = self.grader("return 1;", outputs=[(0, "../source/02-x/a.cpp:3:1: warning: unused\n")])
+        self.graded(grader)
+        grader.compile_written("tsan", ["tests/coursework/grade-02.2"], "task 02.2")
+        self.assertEqual("02-x/a.cpp:3: unused", grader.warning_in(grader.tasks[0]))
+        self.graded(grader)
+        self.assertEqual("", grader.warning_in(grader.tasks[0]))  # of another submission
+
+    def test_tasks_that_may_have_races_are_compiled_with_threadsanitizer_at_once(self):
+        grader = self.grader("return 1;")
+        fails, has_none, first, broken, last = (
+            dataclasses.replace(TASK, id=f"02.{number}", race="x" * (number != 2)) for number in range(1, 6))
+        asked, verdicts = [], {task.id: Verdict(task.id, "", PASSED, 1) for task in (has_none, first, broken, last)}
+        verdicts[fails.id] = Verdict(fails.id, "", FAILED, 1)
+        does_not = Verdict(broken.id, "", FAILED, 1, how="compile")
+        grader.settings = dataclasses.replace(grader.settings, races=True)
+        grader.compile = lambda flavour, tasks: (asked.append((flavour, [task.id for task in tasks]))
+                                                 or ({broken.id: does_not} if flavour == "tsan" else {}))
+        grader.run = lambda flavour, task, *_: asked.append((flavour, task.id)) or verdicts[task.id]
+        with mock.patch.object(grader_module, "tsan_wrapper", lambda: ()):
+            graded = list(grader.grade(lay(self.root, grader.places), [fails, has_none, first, broken, last]))
+        self.assertEqual([FAILED, PASSED, PASSED, FAILED, PASSED], [verdict.status for verdict in graded])
+        self.assertIs(does_not, graded[3])
+        self.assertEqual([("tsan", [first.id, broken.id, last.id]), ("tsan", first.id), ("tsan", last.id)],
+                         [each for each in asked if each[0] == "tsan"])
+
     def refused(self, *words):
         """The line with which a command is refused, before anything is compiled."""
         options = grade.parse_options([*map(str, words), "--build", str(self.root / "build")], ROOT)

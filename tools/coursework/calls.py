@@ -54,11 +54,11 @@ def calls_of(path, sandbox=Sandbox(NONE)):
     return found
 
 
-def definitions_of(*paths, sandbox=Sandbox(NONE), kinds=STRONG):
-    """The names, as the linker sees them, that object files define for others."""
+def definitions_of(*paths, sandbox=Sandbox(NONE)):
+    """The strong and the weak names, as the linker sees them, that object files define for others."""
     said = symbols(paths, "--defined-only", "--extern-only", sandbox=sandbox) if paths else []
-    found = (line.split() for line in said)
-    return {words[2] for words in found if len(words) == 3 and words[1] in kinds}
+    found = [words for line in said if len(words := line.split()) == 3]
+    return tuple({name for _, kind, name in found if kind in kinds} for kinds in (STRONG, WEAK))
 
 
 def taken_over(path, elsewhere, sandbox=Sandbox(NONE)):
@@ -66,8 +66,7 @@ def taken_over(path, elsewhere, sandbox=Sandbox(NONE)):
     strong and all names of other objects, has them; as people write them. Of two weak ones, as of a template, the
     linker takes either."""
     strong, all_names = elsewhere
-    mine = definitions_of(path, sandbox=sandbox)
-    found = (mine & all_names) | (definitions_of(path, sandbox=sandbox, kinds=WEAK) & strong)
-    found |= {name for name in mine if not OURS.match(name)}
+    mine, my_weak = definitions_of(path, sandbox=sandbox)
+    found = (mine & all_names) | (my_weak & strong) | {name for name in mine if not OURS.match(name)}
     told = subprocess.run(["c++filt"], input="\n".join(sorted(found)), capture_output=True, text=True).stdout
     return told.splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compile_tests import tsan_wrapper
 from coursework import CourseworkError, marked_lines, names, solutions, tasks as table, tree
-from coursework.calls import STRONG, WEAK, calls_of, definitions_of, taken_over
+from coursework.calls import calls_of, definitions_of, taken_over
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
@@ -60,12 +60,14 @@ class Grader:
         self.places = {path for path in self.handed_out if tree.is_students(path)}
         self.teachers = {path: place for path, place in self.handed_out.items() if path not in self.places}
         self.changed_headers = solutions.changed_headers(own, own)
-        self.calls = solutions.read_manifest(own).get("calls", {})  # that the solved files make
+        manifest = solutions.read_manifest(own)  # of the solved files
+        self.calls, self.defines = manifest.get("calls", {}), manifest.get("defines", {})
         self.types = frozenset().union(*(marked_lines.types_of(place.read_text()) for path, place in self.handed_out.items()
                                          if path.endswith(".h")))
         self.definitions = None  # names in the other objects, once they were asked for
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
+        self.without_program = {}  # verdicts of those that do not compile with ThreadSanitizer, None of others
 
     def select(self, words):
         return table.select(self.tasks, words)
@@ -135,14 +137,15 @@ class Grader:
 
     def grade(self, submission, chosen):
         """Yields the verdict of each of these tasks. `self.work.notes` says what was not taken."""
-        self.work = self.take(submission, chosen)
+        self.work, self.warnings, self.without_program = self.take(submission, chosen), [], {}
         known = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
         self.fill(self.refused())
         known |= self.compile("asan", [task for task in chosen if task.id not in known])
-        for task in chosen:
+        for number, task in enumerate(chosen):
             verdict = known.get(task.id) or self.run("asan", task)
             if verdict.status == PASSED and task.race:
-                verdict = self.look_for_races(task, verdict)
+                left = [other for other in chosen[number:] if other.race and other.id not in known]
+                verdict = self.look_for_races(task, verdict, left)
             yield verdict
 
     def fill(self, put_back):
@@ -199,15 +202,17 @@ class Grader:
         return next((begin + number for number, line in enumerate(lines or ())
                      if line.strip().startswith("open_task(")), 0)
 
-    def look_for_races(self, task, verdict):
+    def look_for_races(self, task, verdict, left):
+        """The tasks that are `left` are compiled together with the first of them: that keeps all processors busy."""
         wrapper = tsan_wrapper() if self.settings.races else None
         if wrapper is None:
             why = "ThreadSanitizer cannot run here" if self.settings.races else "--no-races"
             verdict.text = f"not looked for races: {why}"
             return verdict
         self.say(f"looking for races in task {task.id}")
-        broken = self.compile("tsan", [task])
-        return broken.get(task.id) or self.run("tsan", task, wrapper)
+        if task.id not in self.without_program:
+            self.without_program = {other.id: None for other in left} | self.compile("tsan", left)
+        return self.without_program[task.id] or self.run("tsan", task, wrapper)
 
     def run(self, flavour, task, wrapper=()):
         race = flavour == "tsan"
@@ -295,7 +300,7 @@ class Grader:
     def compile_written(self, flavour, programs, what):
         """Compiles all but tests and solutions that these programs are made of, until nothing of it is left for the
         time in which those can be read. Returns the verdicts of tasks that do not compile; they are put back."""
-        broken, self.warnings = {}, []
+        broken = {}
         while True:
             left = self.workshop.unmade(flavour, programs)
             found = (left and self.not_made(flavour, programs, left, what)) or self.calling_out(flavour, broken)
@@ -340,9 +345,9 @@ class Grader:
             objects = self.workshop.objects(flavour)
             others = objects.keys() - {task.compiled for task in self.tasks}
             made = [*filter(Path.is_file, (self.workshop.build(flavour) / objects[path] for path in others))]
-            self.definitions = definitions_of(*made), definitions_of(*made, kinds=STRONG + WEAK)
-        solved = solutions.read_manifest(self.own).get("defines", {})  # files with tasks
-        other_files = {name for path, names in solved.items() if path != source for name in names}
+            strong, weak = definitions_of(*made)
+            self.definitions = strong, strong | weak
+        other_files = {name for path, names in self.defines.items() if path != source for name in names}
         return tuple(names | other_files for names in self.definitions)
 
     def made_alone(self, flavour, objects, what):

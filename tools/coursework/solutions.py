@@ -42,8 +42,8 @@ def make_solutions(workshop, tasks, target, say):
         others = {name for other, names in symbols.items() if other != task.id for name in names}
         cut_out(made[task.id], symbols[task.id], others, target / SOLUTIONS / f"{task.id}.o")
     objects = {task.compiled: made[task.id] for task in tasks}
-    return {what: {path: sorted(names(place)) for path, place in objects.items()}
-            for what, names in (("calls", calls_of), ("defines", definitions_of))}
+    return {"calls": {path: sorted(calls_of(place)) for path, place in objects.items()},
+            "defines": {path: sorted(definitions_of(place)[0]) for path, place in objects.items()}}
 
 
 def defined_symbols(path):
