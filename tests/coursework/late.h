@@ -33,12 +33,13 @@ struct LateMachine {
   /// Releases the device held up, but not before `device` has done all that it does without
   /// waiting.
   void let_go_after(size_t device) {
-    comes(stream(device).record(), kShort);
+    comes(stream(device).record(), kMoment);
     let_go();
   }
 
-  static constexpr double kPatience = 5;  // seconds; then a waiting host is reported
-  std::deque<Gate> gates;                 // before the devices, whose tasks refer to them
+  static constexpr double kPatience = 5;   // seconds; then a waiting host is reported
+  static constexpr double kMoment = 0.15;  // seconds: a hundred times what a device needs
+  std::deque<Gate> gates;                  // before the devices, whose tasks refer to them
   Machine machine;
 };
 

@@ -53,6 +53,11 @@ class TestRun(unittest.TestCase):
         self.assertEqual(run(("sh", "-c", "echo a; echo b >&2")), ("", "a\nb\n"))
         self.assertEqual(run(("sh", "-c", "echo a; sleep 100"), deadline=0.5), ("ran past its deadline of 0 s", "a\n"))
 
+    def test_a_kernel_that_tells_no_ends_is_asked_again_and_again(self):
+        with mock.patch.object(os, "pidfd_open", side_effect=OSError):
+            self.assertEqual(("exited with status 3", "a\n"), run(("sh", "-c", "echo a; sleep 0.1; exit 3")))
+            self.assertEqual("ran past its deadline of 0 s", run(("sleep", "100"), deadline=0.1)[0])
+
     def test_what_runs_ends_with_an_interrupted_run_and_nothing_is_started_then(self):
         running = Running()
         sleeper = running.start(["sleep", "100"], start_new_session=True)

@@ -4,7 +4,9 @@ A submission's marked lines are put into that tree (marked_lines.py), which is c
 sandbox. All tasks but the graded one run from the prebuilt solutions.
 """
 
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -320,24 +322,29 @@ class Grader:
     def calling_out(self, flavour, broken):
         """The verdicts of tasks whose lines call what neither the solved file nor the task needs, or define what the
         project does. Of several tasks in a file it costs those in whose lines the name stands, or else all."""
-        objects, found = self.workshop.objects(flavour), {}
+        objects, written, found = self.workshop.objects(flavour), {}, {}
         for source in self.calls if not self.settings.take_flagged else ():
             tasks = [task for task in self.tasks
                      if task.compiled == source and task.id not in broken and self.is_written(task)]
             made = (self.workshop.build(flavour) / objects[source]).resolve()
-            if not tasks or not made.is_file():
-                continue
-            allowed = {*self.calls[source], *(name for task in tasks for name in task.calls)}
-            said = [(name, f"'{name}', which these lines call,")
-                    for name in sorted(calls_of(made, self.settings.sandbox) - allowed)]
-            elsewhere = self.defined_elsewhere(flavour, source)
-            said += [(re.findall(r"\w+", name.partition("(")[0])[-1],
-                      f"a definition of '{cut(name)}', which is not the task's,")
-                     for name in taken_over(made, elsewhere, self.settings.sandbox)]
-            for name, what in said:
+            if tasks and made.is_file():
+                written[source] = tasks, made, self.defined_elsewhere(flavour, source)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process
+            said = pool.map(lambda source: self.strange_names(source, *written[source]), written)
+        for (tasks, *_), names in zip(written.values(), said):
+            for name, what in names:
                 for task in [task for task in tasks if self.line_with(task, name)] or tasks:
                     found[task.id] = self.refusal(task, self.line_with(task, name), what)
         return found
+
+    def strange_names(self, source, tasks, made, elsewhere):
+        """What an object calls or defines that it may not: a word to look for in the lines, and what it is."""
+        allowed = {*self.calls[source], *(name for task in tasks for name in task.calls)}
+        called = [(name, f"'{name}', which these lines call,")
+                  for name in sorted(calls_of(made, self.settings.sandbox) - allowed)]
+        return called + [(re.findall(r"\w+", name.partition("(")[0])[-1],
+                          f"a definition of '{cut(name)}', which is not the task's,")
+                         for name in taken_over(made, elsewhere, self.settings.sandbox)]
 
     def defined_elsewhere(self, flavour, source):
         """The strong names, and all names, that objects of the project other than this source's define."""
