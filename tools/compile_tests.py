@@ -1,5 +1,6 @@
 """How `./lockstep test` configures a build and compiles what its tests need."""
 
+import functools
 import fcntl
 import os
 import platform
@@ -71,6 +72,7 @@ def compile_rows(build, rows, root, how_far):
     return "" if status == 0 else failure(output) or "ninja failed without a word"
 
 
+@functools.cache
 def tsan_wrapper():
     """The command to put before a TSan executable, or None where TSan cannot run: if a kernel
     randomises addresses widely, mappings end up where TSan's shadow must be, unless `setarch -R`

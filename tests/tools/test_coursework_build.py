@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -150,6 +151,17 @@ class TestWorkshop(Folder):
         said = "FAILED: a.o\nc++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
         with mock.patch.object(workshop_module, "run_and_say", lambda *_, **__: (1, said)):
             self.assertEqual((1, said), Workshop(self.root).compile("plain", ["x"], "x", print))
+
+    def test_what_is_compiled_beside_has_ended_with_the_block_whether_it_compiles_or_not(self):
+        self.write("asan/build.ninja", "rule well\n command = touch began; sleep 0.2; touch $out\nbuild a.o: well\n"
+                                       "rule ill\n command = false\nbuild b.o: ill\n")
+        with Workshop(self.root).compiling("asan", ["b.o", "a.o"]):
+            while not (self.root / "asan/began").exists():
+                time.sleep(0.01)
+            self.assertFalse((self.root / "asan/a.o").exists())
+        self.assertTrue((self.root / "asan/a.o").exists())
+        with Workshop(self.root).compiling("asan", []):  # ninja would make all
+            pass
 
     def test_hidden_cases_that_come_or_go_are_configured_anew(self):
         shop = Workshop(self.root)

@@ -663,7 +663,7 @@ class TestGrade(Folder):
         self.graded(grader)
         self.assertEqual("", grader.warning_in(grader.tasks[0]))  # of another submission
 
-    def test_tasks_that_may_have_races_are_compiled_with_threadsanitizer_at_once(self):
+    def test_tasks_that_passed_are_compiled_together_to_look_for_races(self):
         grader = self.grader("return 1;")
         fails, has_none, first, broken, last = (
             dataclasses.replace(TASK, id=f"02.{number}", race="x" * (number != 2)) for number in range(1, 6))
@@ -674,12 +674,20 @@ class TestGrade(Folder):
         grader.compile = lambda flavour, tasks: (asked.append((flavour, [task.id for task in tasks]))
                                                  or ({broken.id: does_not} if flavour == "tsan" else {}))
         grader.run = lambda flavour, task, *_: asked.append((flavour, task.id)) or verdicts[task.id]
+
+        @contextlib.contextmanager
+        def compiling(flavour, objects):
+            asked.append(("begins", flavour))
+            yield
+            asked.append(("ends", flavour))
+        grader.workshop.compiling, grader.tsan_is_made = compiling, True
         with mock.patch.object(grader_module, "tsan_wrapper", lambda: ()):
             graded = list(grader.grade(lay(self.root, grader.places), [fails, has_none, first, broken, last]))
         self.assertEqual([FAILED, PASSED, PASSED, FAILED, PASSED], [verdict.status for verdict in graded])
         self.assertIs(does_not, graded[3])
-        self.assertEqual([("tsan", [first.id, broken.id, last.id]), ("tsan", first.id), ("tsan", last.id)],
-                         [each for each in asked if each[0] == "tsan"])
+        ids = [task.id for task in (fails, has_none, first, broken, last)]
+        self.assertEqual([("asan", ids), ("begins", "tsan"), *(("asan", each) for each in ids), ("ends", "tsan"),
+                          ("tsan", ids[2:]), ("tsan", first.id), ("tsan", last.id)], asked)
 
     def refused(self, *words):
         """The line with which a command is refused, before anything is compiled."""

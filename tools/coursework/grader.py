@@ -7,6 +7,7 @@ sandbox. All tasks but the graded one run from the prebuilt solutions.
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Grader:
         self.definitions = None  # names in the other objects, once they were asked for
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
-        self.without_program = {}  # verdicts of those that do not compile with ThreadSanitizer, None of others
+        self.tsan_is_made = False  # but for what students write
 
     def select(self, words):
         return table.select(self.tasks, words)
@@ -130,6 +131,7 @@ class Grader:
         races = [task for task in chosen if task.race]
         if all_flavours and races and self.settings.races and tsan_wrapper() is not None:
             self.compile_all("tsan", map(self.program, races), "what was handed out, with ThreadSanitizer")
+            self.tsan_is_made = True
 
     def compile_all(self, flavour, programs, what):
         self.configure(flavour)
@@ -139,16 +141,16 @@ class Grader:
 
     def grade(self, submission, chosen):
         """Yields the verdict of each of these tasks. `self.work.notes` says what was not taken."""
-        self.work, self.warnings, self.without_program = self.take(submission, chosen), [], {}
-        known = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
+        self.work, self.warnings = self.take(submission, chosen), []
+        verdicts = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
         self.fill(self.refused())
-        known |= self.compile("asan", [task for task in chosen if task.id not in known])
-        for number, task in enumerate(chosen):
-            verdict = known.get(task.id) or self.run("asan", task)
-            if verdict.status == PASSED and task.race:
-                left = [other for other in chosen[number:] if other.race and other.id not in known]
-                verdict = self.look_for_races(task, verdict, left)
-            yield verdict
+        verdicts |= self.compile("asan", [task for task in chosen if task.id not in verdicts])
+        races = [task for task in chosen if task.race and task.id not in verdicts]
+        with self.compiling_beside("tsan", races) if self.tsan_is_made and races else nullcontext():
+            verdicts |= {task.id: self.run("asan", task) for task in chosen if task.id not in verdicts}
+        verdicts |= self.look_for_races([task for task in races if verdicts[task.id].status == PASSED], verdicts)
+        for task in chosen:
+            yield verdicts[task.id]
 
     def fill(self, put_back):
         """Fills the mirror. The tasks in `put_back` are as they were handed out."""
@@ -204,17 +206,20 @@ class Grader:
         return next((begin + number for number, line in enumerate(lines or ())
                      if line.strip().startswith("open_task(")), 0)
 
-    def look_for_races(self, task, verdict, left):
-        """The tasks that are `left` are compiled together with the first of them: that keeps all processors busy."""
+    def look_for_races(self, tasks, verdicts):
+        """The verdicts of tasks that passed without ThreadSanitizer, after a run with it, too."""
         wrapper = tsan_wrapper() if self.settings.races else None
         if wrapper is None:
             why = "ThreadSanitizer cannot run here" if self.settings.races else "--no-races"
-            verdict.text = f"not looked for races: {why}"
-            return verdict
-        self.say(f"looking for races in task {task.id}")
-        if task.id not in self.without_program:
-            self.without_program = {other.id: None for other in left} | self.compile("tsan", left)
-        return self.without_program[task.id] or self.run("tsan", task, wrapper)
+            for task in tasks:
+                verdicts[task.id].text = f"not looked for races: {why}"
+            return {}
+        broken = self.compile("tsan", tasks)
+        for task in tasks:
+            if task.id not in broken:
+                self.say(f"looking for races in task {task.id}")
+                broken[task.id] = self.run("tsan", task, wrapper)
+        return broken
 
     def run(self, flavour, task, wrapper=()):
         race = flavour == "tsan"
@@ -298,6 +303,12 @@ class Grader:
                 said = failed.get(self.program(task)) or output
                 broken[task.id] = self.does_not_compile(task, said)
         return {task.id: broken[task.id] for task in chosen if task.id in broken}
+
+    def compiling_beside(self, flavour, tasks):
+        """Begins to compile what students wrote of these tasks, while the block does something else. What does not
+        compile then is left for compile() to tell."""
+        self.configure(flavour)
+        return self.workshop.compiling(flavour, self.workshop.unmade(flavour, map(self.program, tasks)))
 
     def compile_written(self, flavour, programs, what):
         """Compiles all but tests and solutions that these programs are made of, until nothing of it is left for the

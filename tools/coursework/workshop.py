@@ -9,13 +9,14 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from child_processes import run
+from child_processes import run, started
 from coursework import CourseworkError, SOLUTIONS, tasks as table, tree
 from coursework.sandbox import COMPILING as LIMITS, View
-from ninja_build import Steps, is_compiling, linking, run_and_say
+from ninja_build import CORES, Steps, is_compiling, linking, run_and_say
 
 # What students' machines have in common: one engine, no GPU, no library that may be missing, no
 # instruction of one processor. Without optimisation it compiles fastest, and does what the source
@@ -147,6 +148,16 @@ class Workshop:
         if status != 0 and (said := self.trouble(EXHAUSTED.sub("", output))):
             raise CourseworkError(said)
         return status, output
+
+    @contextmanager
+    def compiling(self, flavour, objects):
+        """Compiles these beside what the block does, which goes first; ends when both have ended. Nobody hears what the
+        compiler says. Solutions and hidden cases are not there for it."""
+        words = ["nice", "-n", "19", "ninja", "-C", self.build(flavour), "-j", str(CORES), "-k", "0", *objects]
+        with started(self.in_sandbox(flavour, words, secret=True) if objects else ["true"],
+                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as compiling:
+            yield
+            compiling.wait()
 
     def in_sandbox(self, flavour, words, secret):
         """A build's command, in the sandbox if there is one: it writes to its build's folder only."""
