@@ -1,7 +1,7 @@
 """How `./lockstep test` configures a build and compiles what its tests need."""
 
-import functools
 import fcntl
+import functools
 import os
 import platform
 import shutil
