@@ -38,6 +38,7 @@ class Panel:
     names: bool = False  # of narrow bars stand below the row, unless the legend has them and the colour can be seen
     marks: tuple = ()  # bars of which only the names are drawn, below the first row
     arrows: tuple = ()  # moments at which something goes on to the next row, from the last one to the first
+    notes: tuple = ()  # lines of text below the rows
 
 
 def style(kinds):
@@ -172,9 +173,9 @@ class Groups:
 class Picture:
     """Panels below each other."""
 
-    def __init__(self, title, panels, kinds, unit="", groups=None, heading=""):
-        """`kinds`, {kind: name}, are explained above all panels, between which and these `groups` may stand; a
-        heading stands beside them."""
+    def __init__(self, title, panels, kinds, unit="", groups=None, heading=()):
+        """`kinds`, {kind: name}, are explained above all panels, between which and these `groups` may stand, or lines
+        of a heading."""
         self.title, self.panels, self.legend, self.unit, self.groups = title, panels, kinds, unit, groups
         self.heading = heading
         names = [row.name for panel in panels for row in panel.rows if not row.curve]
@@ -260,7 +261,15 @@ class Picture:
         for row in panel.rows:
             if row.bars or not row.curve:
                 yield from self.row(panel, row)
+        self.y += SPACE * bool(panel.notes)
+        yield from self.lines(panel.notes)
         self.y += 2 * SPACE
+
+    def lines(self, words):
+        """Lines of text at the left."""
+        for line in words:
+            yield text(MARGIN, self.y + TEXT, line)
+            self.y += LINE - 4
 
     def draw_groups(self, groups):
         yield text(MARGIN, self.y + TEXT, groups.title, "title")
@@ -286,7 +295,8 @@ class Picture:
         lines = drawn + [part for place, kinds_of_line in enumerate(in_lines(self.legend))
                  for part in legend(kinds_of_line, MARGIN + TEXT + LINE * place)]
         if self.heading:
-            lines.append(text(WIDTH - MARGIN, MARGIN + TEXT, self.heading, anchor="end"))
+            lines += self.lines(self.heading)
+            self.y += 2 * SPACE
         for panel in self.panels:
             lines += self.draw_panel(panel)
         lines += self.axis()

@@ -31,6 +31,9 @@ PROFILE = path_of_profile("figures")
 SLOW_CABLE = 1.25e7  # bytes per second: 100 Mbit/s
 TOUCHING = 1e-3  # between two bars that are drawn as one
 MOMENT = 2e-3  # of a step: what ends sooner cannot be seen
+SIMULATED = "milliseconds, simulated"
+FINITE = "all finite?"
+ASKED = "The ranks tell each other whether the step before had an infinite number, or NaN. If so, all of them stop."
 
 
 def named(*kinds):
@@ -125,10 +128,13 @@ def plain(row, name=None):
 
 
 def with_layers(passes, layers, narrow):
-    """Passes as of by_pass(), in which bars that are shorter than `narrow` have the names of their layers."""
+    """Passes as of by_pass(), with the names of their layers, and of bars shorter than `narrow` also that of the pass."""
     def name(bar):
         inside = [layer.name for layer in layers.bars if bar.begin <= layer.begin < bar.end]
-        return ", ".join(inside) if bar.end - bar.begin < narrow and bar.kind in PASSES else bar.name
+        if bar.kind not in PASSES:
+            return bar.name
+        names = ", ".join(inside) if len(inside) < 3 else f"{inside[0]} to {inside[-1]}"
+        return f"{bar.kind} {names}" if bar.end - bar.begin < narrow else names
     return Row(passes.name, [bar_of(bar, name=name(bar)) for bar in passes.bars])
 
 
@@ -148,25 +154,30 @@ def by_purpose(row, name=None):
     return Row(name or row.name, bars)
 
 
-def without_names(row):
-    """For a row whose colours say enough."""
-    return Row(row.name, [bar_of(bar, name="") for bar in row.bars])
+def with_first_names(row, words):
+    """The first bars of a kind of message get these words, {name: [words, ...]}; later ones have no name."""
+    left = {name: iter(each) for name, each in words.items()}
+    return Row(row.name, [bar_of(bar, name=next(left[bar.name], "") if bar.name in left else bar.name) for bar in row.bars])
 
 
-def lettered(row, name="messages"):
-    """All messages have one colour, and a letter for what they are or for their axis: G of "gather fc1", D of
-    data. What is left is the loss's sum."""
-    def letter(bar):
-        word = bar.along or bar.name.partition(" ")[0]
-        return word[0].upper() if bar.along or word in PURPOSES else "loss"
-    return Row(name, [bar_of(bar, kind=MESSAGES, name=letter(bar)) for bar in row.bars])
+def of_layers(rows, letters, of_sum):
+    """The messages of layers fc1, fc2, ...: G1 of "gather fc1" by letters {"gather": "G"}. A sum in the middle of a pass
+    has the name of_sum(the layer's bar before it). At first, the ranks tell each other whether the numbers of the last
+    step were finite, and at the end their losses."""
+    passes = [bar for bar in rows["compute"].bars if bar.kind in PASSES]
+
+    def name(bar):
+        word, _, layer = bar.name.partition(" ")
+        before = [other for other in passes if other.end < bar.begin + TOUCHING]
+        if word in letters:
+            return letters[word] + layer.removeprefix("fc")
+        return FINITE if not before else "mean loss" if len(before) == len(passes) else of_sum(before[-1])
+    return Row("messages", [bar_of(bar, kind=MESSAGES, name=name(bar)) for bar in rows["communication"].bars])
 
 
-def with_sums(run):
-    """The passes of split layers, and the sums that they wait for. The step begins with a short word of each rank."""
-    rows = run.rows()
-    words = joined(rows["communication"], lambda bar: "sum" if bar.name == "all_reduce" else "NaN?", "messages")
-    return plain(rows["compute"], "rank 0"), words
+def each_rank(rows):
+    """What every rank computes, layer by layer."""
+    return plain(rows["compute"], "each rank")
 
 
 def curve(words, run, most):
@@ -179,6 +190,10 @@ def curve(words, run, most):
 
 
 # --- Pictures --------------------------------------------------------------------------------------
+
+
+def picture(title, panels, kinds, **other):
+    return Picture(title, panels, kinds, SIMULATED, **other).svg()
 
 
 def stages(build):
@@ -194,34 +209,36 @@ def stages(build):
     [row] = run.rows().values()
     add("01  one device", run, by_pass(row, "device 0"))
     run = Run(build, "02", 2, batch)
-    add("02  DataParallel: device 0 sends the network, and adds up the gradients", run,
-        *map(by_pass, run.rows().values()))
+    words = {"scatter": ["scatter images", "scatter their gradients"], "gather": ["gather outputs"]}
+    add("02  DataParallel, 2 devices: device 0 copies its weights (replicate), and adds up the gradients (reduce)", run,
+        *(with_first_names(by_pass(row), words) for row in run.rows().values()))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
-    add("03  pipeline: each device has half of the layers. F0 is the forward of part 0 of the batch, B0 its backward", run,
-        *(Row(row.name, [bar_of(bar, name="" if bar.kind == MESSAGES else bar.name) for bar in row.bars])
-          for row in run.rows().values()))
+    add("03a  pipeline, 2 devices, each with half of the layers. F0 is the forward of part 0 of the batch, B0 its backward",
+        run, *(with_first_names(row, {"copy": [f"send {what}"]})
+               for row, what in zip(run.rows().values(), ("outputs", "gradients"))))
     run = Run(build, "tensor-split", 1, two_hosts)
-    add("03  split layers: passes wait for sums over the ranks (NaN?: were all numbers finite?)", run, *with_sums(run))
+    add("03b  split layers, 2 ranks: each has half of fc1 to fc4. The outputs of fc2 and of fc4 are added up (sum)", run,
+        each_rank(run.rows()), of_layers(run.rows(), {}, lambda layer: "sum"))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
-    add("04  DDP: buckets of gradients are averaged while backward runs", run,
-        by_pass(rows["compute"], "rank 0"), plain(rows["communication"], "messages"))
+    add("04  DDP, 2 ranks, each with half of the batch: buckets of gradients are averaged while backward runs", run,
+        by_pass(rows["compute"], "each rank"), plain(rows["communication"], "messages"))
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
-    add("05  SyncBatchNorm (another network): the passes wait for four short messages of bn1 and bn2", run,
-        with_layers(by_pass(rows["compute"], "rank 0"), rows["compute"], 0.05 * run.end),
-        for_layers(rows["communication"], rows["compute"]))
+    add("05  SyncBatchNorm, 2 ranks: layers bn1 and bn2 wait for sums over the images of both ranks", run,
+        with_layers(by_pass(rows["compute"], "each rank"), rows["compute"], 0.05 * run.end),
+        with_first_names(for_layers(rows["communication"], rows["compute"]), {"bucket 0": ["all gradients"]}))
     run = Run(build, "06", 1, two_hosts)
-    rows = run.rows()
-    add("06  FSDP: gather (G) a layer, use it, free it; reduce (R) its gradients", run,
-        plain(rows["compute"], "rank 0"), lettered(rows["communication"]),
-        curve("at time 0 room for two layers is taken", run, run.most()))
+    add("06  FSDP, 2 ranks: each keeps half of the weights. G1 gathers all of fc1 for a moment, R1 averages its gradients",
+        run, each_rank(run.rows()), of_layers(run.rows(), {"gather": "G", "reduce": "R"}, None))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
-    rows = run.rows()
-    add("07  mesh: every message goes along one axis, data (D) or tensor (T)", run,
-        plain(rows["compute"], "rank 0"), lettered(rows["communication"]))
-    return Picture("A training step of each stage", panels, {**BUCKETS, **UPDATE},
-                   heading="One scale of time; the same network in all rows but 05").svg()
+    add("07  mesh of 2 x 2 ranks: two share each layer (T: sums as in 03b), two the batch (D2 averages fc2's gradients)", run,
+        each_rank(run.rows()), of_layers(run.rows(), {"reduce": "D"}, lambda layer: layer.name.replace("fc", "T")))
+    return picture("A training step of each stage", panels, {**BUCKETS, **UPDATE}, heading=(
+        "Simulated, on one scale of time; a message takes 0.1 ms or more. All but 05 train one network: layers fc1 to fc4,",
+        "and fc5, which is small. fc1's backward is short, for nobody needs the gradients of its inputs, the images.",
+        "One process drives devices 0 and 1. A rank is a process with a device of its own. All ranks do the same together.",
+        f"{FINITE} {ASKED}"))
 
 
 def step_01(build):
@@ -231,18 +248,18 @@ def step_01(build):
     moments = [at for at, *_ in run.step["hosts"][0]["enqueued"]]
     host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST),
                         Bar(max(moments), run.end, "waits until the device has ended this step", PHASE)])
-    return Picture("A step of one device, and what its host enqueues meanwhile",
+    return picture("A step of one device, and what its host enqueues meanwhile",
                    [Panel("The host enqueued this step while the device computed the step before",
                           [host, plain(row, "device")], run.end, names=True)],
-                   {HOST: "host enqueues", **PASSES, **UPDATE}).svg()
+                   {HOST: "host enqueues", **PASSES, **UPDATE})
 
 
 def step_02(build):
     """Device 0 serves the others."""
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
-    return Picture("A step of DataParallel on four devices",
+    return picture("A step of DataParallel on four devices",
                    [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end, names=True)],
-                   {**named("forward", "backward", *PURPOSES), **UPDATE}).svg()
+                   {**named("forward", "backward", *PURPOSES), **UPDATE})
 
 
 def pipeline(build):
@@ -284,7 +301,7 @@ def buckets(build):
         rows = run.rows()
         panels.append(Panel(title, [by_block(rows["compute"], "rank 0"), plain(rows["communication"], "messages")],
                             run.end, names=True, marks=() if words else complete(run)))
-    return Picture("A step of stage 04 without overlap, and with it", panels, {**BUCKETS, **UPDATE}).svg()
+    return picture("A step of stage 04 without overlap, and with it", panels, {**BUCKETS, **UPDATE})
 
 
 def ring(build):
@@ -307,24 +324,42 @@ def ring(build):
         for row, part in zip(rows[1:], drawn):
             row.bars.append(bar_of(bar, kind=part, name=part[-1] if bar.kind == MESSAGES else "+"))
     arrived = tuple(bar.end for bar in bars if bar.kind == MESSAGES)
-    return Picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end, arrows=arrived)],
-                   named(*PARTS)).svg()
+    return picture("An all-reduce of four ranks in a ring", [Panel("", rows, bars[-1].end, arrows=arrived)],
+                   named(*PARTS))
 
 
 def syncbn(build):
     """The passes wait for the messages of bn1 and bn2."""
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
-    return Picture("A step of stage 05",
+    return picture("A step of stage 05",
                    [Panel("", [plain(rows["compute"], "rank 0"), for_layers(rows["communication"], rows["compute"])],
-                          run.end, names=True)], {**BUCKETS, **UPDATE}).svg()
+                          run.end, names=True)], {**BUCKETS, **UPDATE})
+
+
+def pairs(rows, messages, layers):
+    """A bar over each pair of `layers` in each pass, with the sum that follows."""
+    for kind in PASSES:
+        for number, pair in enumerate(layers, 1):
+            inside = [bar for bar in rows["compute"].bars if bar.kind == kind and bar.name in pair]
+            begin, end = min(bar.begin for bar in inside), max(bar.end for bar in inside)
+            end = next((sent.end for sent in messages.bars if abs(sent.begin - end) < TOUCHING), end)
+            yield Bar(begin, end, f"layer pair {number}", PHASE)
 
 
 def tensor(build):
     """Two pairs of layers: forward waits for the sum of each, backward for the second pair's."""
     run = Run(build, "tensor-split", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 64")
-    return Picture("A step of tensor-split", [Panel("", with_sums(run), run.end, names=True)],
-                   {**BUCKETS, **UPDATE}).svg()
+    messages = of_layers(run.rows(), {}, lambda layer: "add up " + (
+        f"{layer.name}'s outputs" if layer.kind == "forward" else f"the gradients of {layer.name}'s inputs"))
+    over = Row("", [*pairs(run.rows(), messages, (("fc1", "fc2"), ("fc3", "fc4")))])
+    panel = Panel("A step of two ranks: each has half of fc1 to fc4, and all of fc5, which is small",
+                  [over, each_rank(run.rows()), messages], run.end, names=True, notes=(
+        "A rank has half of fc1's outputs. Its half of fc2 reads no others, so between these two layers nothing is sent.",
+        "It computes one of two summands of each of fc2's outputs. These are added up over both ranks. So are fc4's.",
+        "Backward adds up once: nobody needs the gradients of fc1's inputs, the images. So fc1's backward takes half the time.",
+        f"{FINITE} {ASKED}"))
+    return picture("A step of tensor-split", [panel], {**BUCKETS, **UPDATE})
 
 
 def sharded_step(build):
@@ -342,8 +377,8 @@ def sharded_step(build):
         panels.append(Panel(title, [plain(run.rows()["compute"], "rank 0"), Row("messages", messages),
                                     curve("gathered layers, and gradients until they are reduced", run, most)],
                             run.end, names=True))
-    return Picture("A step of stage 06 without gathering ahead, and with it", panels,
-                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", **UPDATE}).svg()
+    return picture("A step of stage 06 without gathering ahead, and with it", panels,
+                   {**named("forward", "backward", "gather", "reduce"), MESSAGES: "loss", **UPDATE})
 
 
 def sharded_memory(build):
@@ -373,7 +408,7 @@ def mesh_letter(bar, end):
     if purpose in PURPOSES:
         return purpose[0].upper()
     if bar.along == "tensor":
-        return "S" if "all_reduce" in bar.text else "NaN?"
+        return "S" if "all_reduce" in bar.text else FINITE
     return "loss" if bar.begin > 0.9 * end else ""
 
 
@@ -385,10 +420,10 @@ def mesh(build):
     for axis in reversed(of_mesh.long_axes()):
         bars = [bar for bar in rows["communication"].bars if bar.along == axis]
         lanes.append(Row(f"along {axis}", [bar_of(bar, name=mesh_letter(bar, run.end)) for bar in bars]))
-    return Picture("The groups of a mesh of eight ranks, and a step of one",
+    return picture("The groups of a mesh of eight ranks, and a step of one",
                    [Panel("A step of rank 0: G gathers a layer, R reduces gradients, S sums activations; the passes wait for S",
                           lanes, run.end, names=True)],
-                   {**PASSES, **UPDATE}, groups=groups(of_mesh)).svg()
+                   {**PASSES, **UPDATE}, groups=groups(of_mesh))
 
 
 # File in docs/figures, without its ending: what draws it.

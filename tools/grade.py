@@ -148,17 +148,15 @@ def grade(options, root):
     settings = settings_of(options, root)
     say(how_graded(settings))
     workshop = Workshop(options.build.resolve(), settings.sandbox)
-    verdicts = []
     with workshop.locked(say):
         grader, submission, chosen = prepare(options, root, settings, workshop)
         if submission is None:
             return True
-        for verdict in grader.grade(submission, chosen):
-            if not verdicts:
-                for note in grader.work.notes:
-                    say(note)
-            verdicts.append(verdict)
-            print("\n".join(lines_of(verdict)), flush=True)
+        verdicts = grader.grade(submission, chosen)
+    for note in grader.work.notes:
+        say(note)
+    for verdict in verdicts:
+        print("\n".join(lines_of(verdict)), flush=True)
     tell(options, facts_of(str(place), verdicts, grader.work.notes, time.monotonic() - begin, settings))
     return all(verdict.status == PASSED for verdict in verdicts)
 

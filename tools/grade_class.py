@@ -150,7 +150,7 @@ def grade_one(grader, path, chosen):
     begin, verdicts, notes = time.monotonic(), [], []
     try:
         submission = read_submission(path, grader.places, grader.teachers)
-        verdicts = list(grader.grade(submission, chosen))
+        verdicts = grader.grade(submission, chosen)
         notes = grader.work.notes
     except Exception as error:  # whatever it is, it costs this submission and not the class
         known = isinstance(error, (CourseworkError, OSError))

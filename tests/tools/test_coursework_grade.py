@@ -456,7 +456,7 @@ class TestGrade(Folder):
         return grader_module.Grader(self.root, workshop, lambda text: None, settings)
 
     def graded(self, grader):
-        return next(grader.grade(lay(self.root, grader.places), grader.tasks))
+        return grader.grade(lay(self.root, grader.places), grader.tasks)[0]
 
     def verdict(self, *words, **options):
         return self.graded(self.grader(*words, **options))
@@ -682,7 +682,7 @@ class TestGrade(Folder):
             asked.append(("ends", flavour))
         grader.workshop.compiling, grader.tsan_is_made = compiling, True
         with mock.patch.object(grader_module, "tsan_wrapper", lambda: ()):
-            graded = list(grader.grade(lay(self.root, grader.places), [fails, has_none, first, broken, last]))
+            graded = grader.grade(lay(self.root, grader.places), [fails, has_none, first, broken, last])
         self.assertEqual([FAILED, PASSED, PASSED, FAILED, PASSED], [verdict.status for verdict in graded])
         self.assertIs(does_not, graded[3])
         ids = [task.id for task in (fails, has_none, first, broken, last)]

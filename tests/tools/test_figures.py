@@ -138,6 +138,27 @@ class TestDrawing(unittest.TestCase):
         drawn = Picture("", [Panel("", rows, 1, arrows=(0.25, 0.5))], {}).svg()
         self.assertEqual((4, 2), (drawn.count('class="arrow"'), drawn.count(">to rank 0<")))
 
+    def test_a_heading_stands_above_the_rows_and_notes_below_them(self):
+        row = Row("x", [Bar(0, 1, "F0", "forward")])
+        drawn = Picture("", [Panel("step", [row], 1, notes=("a note",))], {OTHER: "update"}, heading=("one line",)).svg()
+        heights = [float(re.search(rf'y="([\d.]+)"[^>]*>{words}<', drawn)[1])
+                   for words in ("update", "one line", "step", "F0", "a note", "time")]
+        self.assertEqual(sorted(set(heights)), heights)
+
+    def test_a_message_is_named_after_its_layer_and_what_the_passes_wait_for_is_a_sum(self):
+        compute = Row("compute", [Bar(1, 2, "fc1", "forward"), Bar(3, 4, "fc1", "backward"), Bar(6, 7, "update", OTHER)])
+        sent = Row("communication", [Bar(begin, begin + 1, name, MESSAGES) for begin, name in enumerate(
+            ("all_gather", "gather fc1", "all_reduce", "reduce fc12", "all_reduce"))])
+        row = figures.of_layers({"compute": compute, "communication": sent}, {"gather": "G", "reduce": "R"},
+                                lambda layer: f"sum after {layer.kind}")
+        self.assertEqual(["all finite?", "G1", "sum after forward", "R12", "mean loss"],
+                         [bar.name for bar in row.bars])
+
+    def test_the_first_messages_of_a_kind_have_names(self):
+        row = Row("x", [Bar(0, 1, name, MESSAGES) for name in ("copy", "F0", "copy", "copy")])
+        named = figures.with_first_names(row, {"copy": ["send outputs", "send more"]})
+        self.assertEqual(["send outputs", "F0", "send more", ""], [bar.name for bar in named.bars])
+
     def test_a_curve_says_how_high_it_is(self):
         drawn = Picture("", [Panel("", [Row("memory", [Bar(0, 1, "", MEMORY)], curve=True, full="2.5 MiB")], 1)], {}).svg()
         self.assertRegex(drawn, r">2.5 MiB<(?s:.)*>0<")

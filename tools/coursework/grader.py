@@ -140,7 +140,7 @@ class Grader:
             raise CourseworkError(f"{what} cannot be compiled in {self.workshop.folder}: {cut(last_words(output))}")
 
     def grade(self, submission, chosen):
-        """Yields the verdict of each of these tasks. `self.work.notes` says what was not taken."""
+        """The verdict of each of these tasks. `self.work.notes` says what was not taken."""
         self.work, self.warnings = self.take(submission, chosen), []
         verdicts = {task.id: verdict for task in self.tasks if (verdict := self.early_verdict(task))}
         self.fill(self.refused())
@@ -149,8 +149,7 @@ class Grader:
         with self.compiling_beside("tsan", races) if self.tsan_is_made and races else nullcontext():
             verdicts |= {task.id: self.run("asan", task) for task in chosen if task.id not in verdicts}
         verdicts |= self.look_for_races([task for task in races if verdicts[task.id].status == PASSED], verdicts)
-        for task in chosen:
-            yield verdicts[task.id]
+        return [verdicts[task.id] for task in chosen]
 
     def fill(self, put_back):
         """Fills the mirror. The tasks in `put_back` are as they were handed out."""
