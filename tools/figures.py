@@ -33,7 +33,7 @@ TOUCHING = 1e-3  # between two bars that are drawn as one
 MOMENT = 2e-3  # of a step: what ends sooner cannot be seen
 SIMULATED = "milliseconds, simulated"
 FINITE = "all finite?"
-ASKED = "The ranks tell each other whether the step before had an infinite number, or NaN. If so, all of them stop."
+ASKED = "The ranks tell each other whether the last training step had an infinite number, or NaN. If so, all of them stop."
 
 
 def named(*kinds):
@@ -139,11 +139,12 @@ def with_layers(passes, layers, narrow):
 
 
 def for_layers(messages, compute):
-    """Messages in the middle of a pass, each with the name of the layer that waits for it."""
+    """Messages in the middle of a pass, each with the names of the layer that waits for it and of the pass."""
     def layer(bar):
         if bar.name.startswith("bucket"):
             return bar.name
-        return next((other.name for other in compute.bars if other.begin >= bar.end - TOUCHING), bar.name)
+        waits = next(other for other in compute.bars if other.begin >= bar.end - TOUCHING)
+        return f"{waits.name} {waits.kind}"
     return joined(messages, layer, "messages")
 
 
@@ -171,7 +172,7 @@ def of_layers(rows, letters, of_sum):
         before = [other for other in passes if other.end < bar.begin + TOUCHING]
         if word in letters:
             return letters[word] + layer.removeprefix("fc")
-        return FINITE if not before else "mean loss" if len(before) == len(passes) else of_sum(before[-1])
+        return FINITE if not before else "mean of the losses" if len(before) == len(passes) else of_sum(before[-1])
     return Row("messages", [bar_of(bar, kind=MESSAGES, name=name(bar)) for bar in rows["communication"].bars])
 
 
@@ -218,7 +219,7 @@ def stages(build):
                for row, what in zip(run.rows().values(), ("outputs", "gradients"))))
     run = Run(build, "tensor-split", 1, two_hosts)
     add("03b  split layers, 2 ranks: each has half of fc1 to fc4. The outputs of fc2 and of fc4 are added up (sum)", run,
-        each_rank(run.rows()), of_layers(run.rows(), {}, lambda layer: "sum"))
+        each_rank(run.rows()), of_layers(run.rows(), {}, lambda layer: "sum" if layer.kind == "forward" else "sum of gradients"))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     rows = run.rows()
     add("04  DDP, 2 ranks, each with half of the batch: buckets of gradients are averaged while backward runs", run,
@@ -227,13 +228,14 @@ def stages(build):
     rows = run.rows()
     add("05  SyncBatchNorm, 2 ranks: layers bn1 and bn2 wait for sums over the images of both ranks", run,
         with_layers(by_pass(rows["compute"], "each rank"), rows["compute"], 0.05 * run.end),
-        with_first_names(for_layers(rows["communication"], rows["compute"]), {"bucket 0": ["all gradients"]}))
+        with_first_names(for_layers(rows["communication"], rows["compute"]), {"bucket 0": ["average gradients"]}))
     run = Run(build, "06", 1, two_hosts)
     add("06  FSDP, 2 ranks: each keeps half of the weights. G1 gathers all of fc1 for a moment, R1 averages its gradients",
         run, each_rank(run.rows()), of_layers(run.rows(), {"gather": "G", "reduce": "R"}, None))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     add("07  mesh of 2 x 2 ranks: two share each layer (T: sums as in 03b), two the batch (D2 averages fc2's gradients)", run,
-        each_rank(run.rows()), of_layers(run.rows(), {"reduce": "D"}, lambda layer: layer.name.replace("fc", "T")))
+        each_rank(run.rows()), of_layers(run.rows(), {"reduce": "D"}, lambda layer: (
+            layer.name.replace("fc", "T") + " of gradients" * (layer.kind == "backward"))))
     return picture("A training step of each stage", panels, {**BUCKETS, **UPDATE}, heading=(
         "Simulated, on one scale of time; a message takes 0.1 ms or more. All but 05 train one network: layers fc1 to fc4,",
         "and fc5, which is small. fc1's backward is short, for nobody needs the gradients of its inputs, the images.",
@@ -340,11 +342,11 @@ def syncbn(build):
 def pairs(rows, messages, layers):
     """A bar over each pair of `layers` in each pass, with the sum that follows."""
     for kind in PASSES:
-        for number, pair in enumerate(layers, 1):
-            inside = [bar for bar in rows["compute"].bars if bar.kind == kind and bar.name in pair]
-            begin, end = min(bar.begin for bar in inside), max(bar.end for bar in inside)
-            end = next((sent.end for sent in messages.bars if abs(sent.begin - end) < TOUCHING), end)
-            yield Bar(begin, end, f"layer pair {number}", PHASE)
+        for pair in layers:
+            first, second = (bar for bar in rows["compute"].bars if bar.kind == kind and bar.name in pair)
+            sent = [bar for bar in messages.bars if abs(bar.begin - second.end) < TOUCHING]
+            yield Bar(first.begin, max(bar.end for bar in (second, *sent)),
+                      f"{first.name}, {second.name}{', and a sum' if sent else ': no sum'}", PHASE)
 
 
 def tensor(build):
@@ -352,10 +354,10 @@ def tensor(build):
     run = Run(build, "tensor-split", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 64")
     messages = of_layers(run.rows(), {}, lambda layer: "add up " + (
         f"{layer.name}'s outputs" if layer.kind == "forward" else f"the gradients of {layer.name}'s inputs"))
-    over = Row("", [*pairs(run.rows(), messages, (("fc1", "fc2"), ("fc3", "fc4")))])
+    over = Row("pairs", [*pairs(run.rows(), messages, (("fc1", "fc2"), ("fc3", "fc4")))])
     panel = Panel("A step of two ranks: each has half of fc1 to fc4, and all of fc5, which is small",
                   [over, each_rank(run.rows()), messages], run.end, names=True, notes=(
-        "A rank has half of fc1's outputs. Its half of fc2 reads no others, so between these two layers nothing is sent.",
+        "A rank has half of fc1's outputs. Its half of fc2 reads only these, so between these two layers nothing is sent.",
         "It computes one of two summands of each of fc2's outputs. These are added up over both ranks. So are fc4's.",
         "Backward adds up once: nobody needs the gradients of fc1's inputs, the images. So fc1's backward takes half the time.",
         f"{FINITE} {ASKED}"))

@@ -536,9 +536,8 @@ class Graders:
         if len(self.graded) == self.stop_after:
             raise KeyboardInterrupt
         self.graded.append(submission)
-        for task in chosen:
-            right = submission.files["02-x/a.cpp"].count("\n")
-            yield Verdict(task.id, task.name, PASSED if right else FAILED, task.points)
+        right = submission.files["02-x/a.cpp"].count("\n")
+        return [Verdict(task.id, task.name, PASSED if right else FAILED, task.points) for task in chosen]
 
 
 class TestClass(Folder):

@@ -151,7 +151,7 @@ class TestDrawing(unittest.TestCase):
             ("all_gather", "gather fc1", "all_reduce", "reduce fc12", "all_reduce"))])
         row = figures.of_layers({"compute": compute, "communication": sent}, {"gather": "G", "reduce": "R"},
                                 lambda layer: f"sum after {layer.kind}")
-        self.assertEqual(["all finite?", "G1", "sum after forward", "R12", "mean loss"],
+        self.assertEqual(["all finite?", "G1", "sum after forward", "R12", "mean of the losses"],
                          [bar.name for bar in row.bars])
 
     def test_the_first_messages_of_a_kind_have_names(self):
