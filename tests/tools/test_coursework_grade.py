@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/support")]
 
 import grade  # noqa: E402
 from coursework import CourseworkError, grader as grader_module, marked_lines, report, solutions, tasks  # noqa: E402
-from coursework import verdict as verdict_module, witness as witness_module  # noqa: E402
+from coursework import verdict as verdict_module, watch, witness as witness_module  # noqa: E402
 from coursework.calls import calls_of, taken_over  # noqa: E402
 from coursework.sandbox import NONE, Sandbox, find_sandbox  # noqa: E402
 from coursework.submission import lay  # noqa: E402
@@ -662,6 +662,12 @@ class TestGrade(Folder):
         self.assertEqual("02-x/a.cpp:3: unused", grader.warning_in(grader.tasks[0]))
         self.graded(grader)
         self.assertEqual("", grader.warning_in(grader.tasks[0]))  # of another submission
+
+    def test_a_grading_leaves_no_process_not_even_one_that_nobody_waits_for(self):
+        grader, before = self.grader("return 1;"), watch.children()
+        grader.run = lambda *_: subprocess.run(["sh", "-c", "true & sleep 100 &"]) and Verdict("02.1", "", PASSED, 1)
+        self.assertEqual(PASSED, self.graded(grader).status)
+        self.assertEqual(before, watch.children())
 
     def test_tasks_that_passed_are_compiled_together_to_look_for_races(self):
         grader = self.grader("return 1;")

@@ -17,6 +17,7 @@ from coursework.calls import calls_of, definitions_of, taken_over
 from coursework.sandbox import Sandbox
 from coursework.submission import Submission
 from coursework.verdict import FAILED, OPEN, PASSED, Solution, Verdict, Way, case_passes, cut, verdict_of
+from coursework.watch import none_left
 from coursework.workshop import ASSEMBLER, ERROR, EXHAUSTED, FAILED_EDGE, REQUIRED, UNDEFINED, WARNING
 
 
@@ -139,6 +140,7 @@ class Grader:
         if status:
             raise CourseworkError(f"{what} cannot be compiled in {self.workshop.folder}: {cut(last_words(output))}")
 
+    @none_left()  # each sandbox leaves a process that has ended, and that nobody waits for
     def grade(self, submission, chosen):
         """The verdict of each of these tasks. `self.work.notes` says what was not taken."""
         self.work, self.warnings = self.take(submission, chosen), []
