@@ -207,8 +207,7 @@ def stages(build):
         panels.append(Panel(title, rows, run.end, names=True))
 
     run = Run(build, "01", 1, batch)
-    [row] = run.rows().values()
-    add("01  one device", run, by_pass(row, "device 0"))
+    add("01  one device", run, *(by_pass(row, "device 0") for row in run.rows().values()))
     run = Run(build, "02", 2, batch)
     words = {"scatter": ["scatter images", "scatter their gradients"], "gather": ["gather outputs"]}
     add("02  DataParallel, 2 devices: device 0 copies its weights (replicate), and adds up the gradients (reduce)", run,
@@ -221,9 +220,8 @@ def stages(build):
     add("03b  split layers, 2 ranks: each has half of fc1 to fc4. The outputs of fc2 and of fc4 are added up (sum)", run,
         each_rank(run.rows()), of_layers(run.rows(), {}, lambda layer: "sum" if layer.kind == "forward" else "sum of gradients"))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
-    rows = run.rows()
     add("04  DDP, 2 ranks, each with half of the batch: buckets of gradients are averaged while backward runs", run,
-        by_pass(rows["compute"], "each rank"), plain(rows["communication"], "messages"))
+        by_pass(run.rows()["compute"], "each rank"), plain(run.rows()["communication"], "messages"))
     run = Run(build, "05", 1, SYNCHRONISED)
     rows = run.rows()
     add("05  SyncBatchNorm, 2 ranks: layers bn1 and bn2 wait for sums over the images of both ranks", run,
