@@ -154,6 +154,19 @@ class TestDrawing(unittest.TestCase):
         self.assertEqual(["all finite?", "G1", "sum after forward", "R12", "mean of the losses"],
                          [bar.name for bar in row.bars])
 
+    def test_a_pair_of_layers_reaches_to_the_end_of_its_sum_and_says_if_there_is_none(self):
+        compute = Row("compute", [Bar(0, 1, "fc1", "forward"), Bar(1, 2, "fc2", "forward"),
+                                  Bar(4, 5, "fc2", "backward"), Bar(5, 6, "fc1", "backward")])
+        sent = Row("messages", [Bar(2, 3, "sum", MESSAGES)])
+        self.assertEqual([(0, 3, "fc1, fc2, and a sum"), (4, 6, "fc2, fc1: no sum")], [
+            (bar.begin, bar.end, bar.name) for bar in figures.pairs({"compute": compute}, sent, [("fc1", "fc2")])])
+
+    def test_a_message_in_a_pass_has_the_name_of_the_layer_that_waits_for_it(self):
+        compute = Row("compute", [Bar(0, 1, "conv1", "forward"), Bar(2, 3, "bn1", "forward"), Bar(4, 5, "bn1", "backward")])
+        sent = Row("", [Bar(1, 2, "all_gather", MESSAGES), Bar(3, 4, "all_reduce", MESSAGES), Bar(5, 6, "bucket 0", MESSAGES)])
+        self.assertEqual(["bn1 forward", "bn1 backward", "bucket 0"],
+                         [bar.name for bar in figures.for_layers(sent, compute).bars])
+
     def test_the_first_messages_of_a_kind_have_names(self):
         row = Row("x", [Bar(0, 1, name, MESSAGES) for name in ("copy", "F0", "copy", "copy")])
         named = figures.with_first_names(row, {"copy": ["send outputs", "send more"]})

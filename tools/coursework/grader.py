@@ -71,7 +71,7 @@ class Grader:
         self.definitions = None  # names in the other objects, once they were asked for
         self.solution = Solution(self.solutions_way) if settings.hidden else None
         self.work, self.warnings = None, []
-        self.tsan_is_made = False  # but for what students write
+        self.tsan_is_made = False  # a build with ThreadSanitizer, but for what students write
 
     def select(self, words):
         return table.select(self.tasks, words)
