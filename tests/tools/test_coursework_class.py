@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -82,9 +83,36 @@ class TestSubmission(Folder):
             member.size = 4
             archive.addfile(member, io.BytesIO(b"mine"))
         before = set(self.root.iterdir())
-        self.assertEqual({"02-x/a.cpp": "mine"}, self.read("a.zip").files)
-        self.assertEqual({"common/data/a.h": "mine"}, self.read("a.tar").files)
+        zipped, tarred = self.read("a.zip"), self.read("a.tar")
+        self.assertEqual(({"02-x/a.cpp": "mine"}, {"common/data/a.h": "mine"}), (zipped.files, tarred.files))
+        self.assertEqual(["not taken, their names lead elsewhere, or have more than 20 parts: ../outside"],
+                         [note for note in zipped.notes if "elsewhere" in note])
+        self.assertEqual(["not taken, they are links, or no files: 02-x, 02-x/b.h, 02-x/a.cpp, pipe"], tarred.notes)
         self.assertEqual(before, set(self.root.iterdir()))
+
+    def test_an_honest_tree_in_an_archive_is_as_in_a_folder(self):
+        """Some files of the tree are large, and what is built has links."""
+        large = "0123456789abcdef" * (1 << 16)
+        teachers = {"tests/large.bin": self.write("own/large.bin", large)}
+        for path, text in {"02-x/a.cpp": "mine", "tests/large.bin": large, "build/a.so.1": "x"}.items():
+            self.write(f"anna/{path}", text)
+        (self.root / "anna/build/a.so").symlink_to("a.so.1")
+        with tarfile.open(self.root / "anna.tgz", "w:gz") as archive:
+            archive.add(self.root / "anna", "./anna")
+        with zipfile.ZipFile(self.root / "anna.zip", "w") as archive:
+            for path in ("02-x/a.cpp", "tests/large.bin"):
+                archive.write(self.root / "anna" / path, f"anna/{path}")
+        for name in ("anna", "anna.tgz", "anna.zip"):
+            found = read_submission(self.root / name, PLACES, teachers)
+            self.assertEqual(({"02-x/a.cpp": "mine"}, []), (found.files, found.notes), name)
+
+    def test_links_of_an_archive_are_named(self):
+        with zipfile.ZipFile(self.root / "a.zip", "w") as archive:
+            archive.writestr("x/02-x/a.cpp", "mine")
+            link = zipfile.ZipInfo("x/common/data/link")
+            link.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(link, "/etc/passwd")
+        self.assertEqual(["not taken, they are links, or no files: x/common/data/link"], self.read("a.zip").notes)
 
     def test_an_archive_that_would_fill_the_disk_is_refused(self):
         with zipfile.ZipFile(self.root / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -164,7 +192,7 @@ class TestSubmission(Folder):
                 archive.writestr("02-x/a.cpp", text)
         found = self.read("a.zip")
         self.assertEqual({"02-x/a.cpp": "mine, too"}, found.files)
-        self.assertEqual(["more than one file in the archive has the name 02-x/a.cpp: the last one counts"], found.notes)
+        self.assertEqual(["more than once in the archive, the last one counts: 02-x/a.cpp"], found.notes)
 
     def test_links_pipes_and_other_encodings_are_named(self):
         self.write("x/02-x/a.cpp", "mine")
@@ -275,6 +303,12 @@ class TestMarkedLines(unittest.TestCase):
         flag, = marked_lines.flag(["static int calls = 0;"], 1)
         self.assertFalse(flag.grave)
         self.assertEqual([], self.flags("static constexpr int kTwo = 2;", "static_cast<int>(a);"))
+        for line in ("static Run runs(1);", "static Run runs{1};", "static std::vector<int> all = made();",
+                     "static Run runs((Early()));"):
+            self.assertTrue(self.flags(line), line)
+        for line in ("struct Go { static std::vector<int> go(int n) { return {}; } };",
+                     "static int helper(int a = 1) noexcept { return a; }", "static auto twice(int a) -> int { return a; }"):
+            self.assertEqual([], self.flags(line), line)
 
     def test_comments_texts_and_methods_are_no_calls(self):
         for line in ("// system() is not called here", "/* fork */", "std::string a = \"system\";", "stream.signal(1);",

@@ -214,13 +214,27 @@ def word_flags(tokens):
             yield place, f"'{word}': a name of the compiler's own"
         elif word == "static" and "inline" in (before, following) and is_variable(tokens[number + 1:]):
             yield place, "'static inline': an object outside of the functions"
-        elif word == "thread_local" or (word == "static" and following != "constexpr"):
+        elif word == "thread_local" or (word == "static" and following != "constexpr"
+                                        and not is_function_with_body(tokens[number + 1:])):
             yield place, f"'{word}': {OUTLIVES}"
 
 
 def is_variable(tokens):
     """Whether a declaration that goes on like this is one of a variable."""
     return next((word != "(" for _, word in tokens if word in ("(", "=", "{", ";")), True)
+
+
+def is_function_with_body(tokens):
+    """Whether a declaration that goes on like this is one of a function, with its body."""
+    depth = 0
+    for number, (_, word) in enumerate(tokens[:HEAD]):
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        if depth == 0 and word in ("=", "{", ";"):
+            return False
+        if depth == 0 and word == ")":
+            following = tokens[number + 1][1] if number + 1 < len(tokens) else ""
+            return following in ("{", "noexcept", "-")
+    return False
 
 
 def object_flags(tokens):

@@ -13,6 +13,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,9 @@ LONGEST_NOTE = 1 << 16  # bytes of a header beside a member's own
 DEEPEST = 20  # folders in each other
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 PRESSED = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ": lzma}  # by the first bytes
+LINKS = "not taken, they are links, or no files"
+ELSEWHERE = f"not taken, their names lead elsewhere, or have more than {DEEPEST} parts"
+TWICE = "more than once in the archive, the last one counts"
 
 
 @dataclass
@@ -54,11 +58,10 @@ def read_submission(path, places, teachers=()):
     path = Path(path)
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
         raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
-    twice = []
-    with unpacked(path, twice) as folder:
-        submission = lay(folder, places, teachers)
-    submission.notes += [f"more than one file in the archive has the name {printable(name)}: the last one counts"
-                         for name in twice[:5]]
+    members = defaultdict(list)
+    with unpacked(path, members) as folder:
+        submission = lay(folder, places, teachers, map(str, members.pop(LINKS, ())))
+    submission.notes += notes_of(members)
     if not submission.files:
         notes = "".join(f"; {note}" for note in submission.notes)
         raise SubmissionError(f"{path} has no file of the tree that was handed out: expected a tree, or files of it "
@@ -67,8 +70,9 @@ def read_submission(path, places, teachers=()):
 
 
 @contextmanager
-def unpacked(path, twice):
-    """The folder with what was submitted. The names that an archive has `twice` are added to that list."""
+def unpacked(path, members):
+    """The folder with what was submitted. Of an archive, `members` gets the names that are left out or there twice, by
+    what is to be said of them."""
     if path.is_dir():
         paths = list_plain(path)
         if len(paths) != 1 or not is_archive(path / paths[0]):
@@ -80,7 +84,7 @@ def unpacked(path, twice):
             try:
                 if path.stat().st_size > MOST_BYTES:
                     raise too_much()
-                (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder), twice)
+                (unzip if path.suffix.lower() == ".zip" else untar)(path, Path(folder), members)
             except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, ValueError, RuntimeError,
                     NotImplementedError, zlib.error, lzma.LZMAError) as error:
                 raise SubmissionError(f"{path} cannot be unpacked: {error}; expected a whole archive") from error
@@ -89,19 +93,22 @@ def unpacked(path, twice):
         yield Path(folder)
 
 
-def unzip(path, folder, twice):
+def unzip(path, folder, members):
     with zipfile.ZipFile(path) as archive:
         for member in checked(archive.infolist(), lambda member: (member.filename, member.file_size)):
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if not member.is_dir() and kind in (0, stat.S_IFREG):
+            if member.is_dir():
+                continue
+            if stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG):
                 with archive.open(member) as content:
-                    write(folder, member.filename, content, twice)
+                    write(folder, member.filename, content, members)
+            else:
+                members[LINKS].append(path_in(member.filename))
 
 
-def untar(path, folder, twice):
+def untar(path, folder, members):
     with TemporaryFile() as plain:
         unpress(path, plain)
-        untar_plain(plain, folder, twice)
+        untar_plain(plain, folder, members)
 
 
 def unpress(path, plain):
@@ -118,12 +125,14 @@ def unpress(path, plain):
     plain.seek(0)
 
 
-def untar_plain(plain, folder, twice):
+def untar_plain(plain, folder, members):
     check_headers(plain)
     with tarfile.open(fileobj=plain) as archive:
         for member in checked(archive, lambda member: (member.name, member.size)):
             if member.isfile():
-                write(folder, member.name, archive.extractfile(member), twice)
+                write(folder, member.name, archive.extractfile(member), members)
+            elif not member.isdir():
+                members[LINKS].append(path_in(member.name))
 
 
 def check_headers(plain):
@@ -150,24 +159,30 @@ def too_much():
     return ValueError(f"more than {MOST_FILES} files, or more than {MOST_BYTES >> 20} MiB")
 
 
-def write(folder, name, content, twice):
+def write(folder, name, content, members):
     """Writes a member below the folder, as tar does with names from the root; one whose name leads elsewhere is left
     out."""
-    path = PurePosixPath(name.replace("\\", "/").lstrip("/"))
+    path = path_in(name)
     if ".." in path.parts or len(path.parts) not in range(1, DEEPEST + 1):
+        members[ELSEWHERE].append(name)
         return
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
-        twice.append(name)
-    target.write_bytes(content.read(LARGEST + 1))
+        members[TWICE].append(name)
+    target.write_bytes(content.read())
+
+
+def path_in(name):
+    """Where an archive's member of this name is, below the archive's folder."""
+    return PurePosixPath(name.replace("\\", "/").lstrip("/"))
 
 
 # --- Where its files belong ----------------------------------------------------------------------
 
-def lay(folder, places, teachers=()):
+def lay(folder, places, teachers=(), links=()):
     """Finds the place of each file. What has none in the tree, and the teacher's files that were changed, are named
-    in the notes."""
+    in the notes. `links`: paths of an archive's links, which are not in the folder."""
     found = Submission()
     paths = list_plain(folder)
     root = root_of(paths, places)
@@ -182,20 +197,25 @@ def lay(folder, places, teachers=()):
             else:
                 found.files[place] = text
         elif any(end in places for end in ends_of(path)):
-            second.append(printable(path))
+            second.append(path)
         elif place in teachers:
             if not tree.same_text(folder / path, teachers[place]):
-                changed.append(printable(path))
+                changed.append(path)
         elif tree.is_students(place) or teachers and not tree.is_made(place):
-            strange.append(printable(path))
-    links = [printable(path) for path in sorted(tree.walk(folder)) if not tree.is_plain(folder, path)]
-    for paths, what in ((strange, "they have no place in the tree"), (changed, "they are the teacher's, and changed"),
-                        (second, "their places are taken by other files of this submission"),
-                        (links, "they are links, or no files")):
-        if paths:
-            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-            found.notes.append(f"not taken, {what}: {', '.join(paths[:5])}{more}")
+            strange.append(path)
+    links = [path for path in sorted(tree.walk(folder)) if not tree.is_plain(folder, path)] + [
+        path for path in links if not tree.is_made(path.removeprefix(root or "")) and not tree.is_litter(path)]
+    found.notes += notes_of({"not taken, they have no place in the tree": strange,
+                             "not taken, they are the teacher's, and changed": changed,
+                             "not taken, their places are taken by other files of this submission": second,
+                             LINKS: links})
     return found
+
+
+def notes_of(names):
+    """A line for each thing that is to be said of files, with the names of the first five."""
+    return [f"{what}: {', '.join(map(printable, some[:5]))}{f' and {len(some) - 5} more' if len(some) > 5 else ''}"
+            for what, some in names.items() if some]
 
 
 def place_of(path, root, places):

@@ -29,6 +29,11 @@ def is_made(path):
     return top == SOLUTIONS or bool(MADE.fullmatch(top))
 
 
+def is_litter(path):
+    """Whether a file, by its path, is one that systems and tools leave, or in a folder that they leave."""
+    return any(map(LITTER.fullmatch, path.split("/")))
+
+
 def list_files(root):
     """Paths of a tree's regular files: those that git does not ignore; without git, all that are
     not built or fetched."""

@@ -145,13 +145,13 @@ def tell_end(verdict, ended):
         verdict.text = f"crashed ({name}{MEANS.get(name, '')})" + what_was_thrown(ended.output)
     elif verdict.how:
         pass
+    elif ended.words and TOO_MUCH.search(ended.output):
+        verdict.how, verdict.text = "crash", "more than 4 GiB of memory were taken"
     elif ended.account.running:
         verdict.how, verdict.text = "crash", "the program ended in the middle of a test"
     elif ended.words:
-        verdict.how = "crash"
         last = (ended.output.strip().splitlines() or [""])[-1]
-        verdict.text = ("more than 4 GiB of memory were taken" if TOO_MUCH.search(ended.output)
-                        else f"{ended.words}: {cut(last)}")
+        verdict.how, verdict.text = "crash", f"{ended.words}: {cut(last)}"
     elif not ended.account.ended:
         verdict.how, verdict.text = "crash", "the program ended before its first test"
         if ended.account.cases:
