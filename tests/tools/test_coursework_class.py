@@ -91,12 +91,13 @@ class TestSubmission(Folder):
         self.assertEqual(before, set(self.root.iterdir()))
 
     def test_an_honest_tree_in_an_archive_is_as_in_a_folder(self):
-        """Some files of the tree are large, and what is built has links."""
+        """Some files of the tree are large, and what is built, and what systems leave, may be links."""
         large = "0123456789abcdef" * (1 << 16)
         teachers = {"tests/large.bin": self.write("own/large.bin", large)}
         for path, text in {"02-x/a.cpp": "mine", "tests/large.bin": large, "build/a.so.1": "x"}.items():
             self.write(f"anna/{path}", text)
-        (self.root / "anna/build/a.so").symlink_to("a.so.1")
+        for link in ("build/a.so", ".DS_Store"):
+            (self.root / "anna" / link).symlink_to("a.so.1")
         with tarfile.open(self.root / "anna.tgz", "w:gz") as archive:
             archive.add(self.root / "anna", "./anna")
         with zipfile.ZipFile(self.root / "anna.zip", "w") as archive:

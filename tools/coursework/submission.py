@@ -60,7 +60,7 @@ def read_submission(path, places, teachers=()):
         raise SubmissionError(f"{path}: expected a folder, a file or an archive ({', '.join(ARCHIVES)})")
     members = defaultdict(list)
     with unpacked(path, members) as folder:
-        submission = lay(folder, places, teachers, map(str, members.pop(LINKS, ())))
+        submission = lay(folder, places, teachers, members.pop(LINKS, ()))
     submission.notes += notes_of(members)
     if not submission.files:
         notes = "".join(f"; {note}" for note in submission.notes)
@@ -102,7 +102,7 @@ def unzip(path, folder, members):
                 with archive.open(member) as content:
                     write(folder, member.filename, content, members)
             else:
-                members[LINKS].append(path_in(member.filename))
+                members[LINKS].append(str(path_in(member.filename)))
 
 
 def untar(path, folder, members):
@@ -132,7 +132,7 @@ def untar_plain(plain, folder, members):
             if member.isfile():
                 write(folder, member.name, archive.extractfile(member), members)
             elif not member.isdir():
-                members[LINKS].append(path_in(member.name))
+                members[LINKS].append(str(path_in(member.name)))
 
 
 def check_headers(plain):
