@@ -14,6 +14,7 @@ import copy
 import re
 import subprocess
 import tempfile
+from functools import cached_property
 from pathlib import Path
 
 import step_plan
@@ -67,6 +68,7 @@ class Run:
         self.enqueued = step_plan.run(asked, build, costs)
         self.step, self.end = self.enqueued.step, self.enqueued.step["milliseconds"]
 
+    @cached_property
     def rows(self):
         """By names: "compute" and "communication" of a rank, "device 0", ... of a process with several."""
         return {row.name: row for row in step_plan.rows_of(self.enqueued, step_plan.MEBIBYTES)}
@@ -207,32 +209,33 @@ def stages(build):
         panels.append(Panel(title, rows, run.end, names=True))
 
     run = Run(build, "01", 1, batch)
-    add("01  one device", run, *(by_pass(row, "device 0") for row in run.rows().values()))
+    [row] = run.rows.values()
+    add("01  one device", run, by_pass(row, "device 0"))
     run = Run(build, "02", 2, batch)
     words = {"scatter": ["scatter images", "scatter their gradients"], "gather": ["gather outputs"]}
     add("02  DataParallel, 2 devices: device 0 copies its weights (replicate), and adds up the gradients (reduce)", run,
-        *(with_first_names(by_pass(row), words) for row in run.rows().values()))
+        *(with_first_names(by_pass(row), words) for row in run.rows.values()))
     run = Run(build, "03", 2, f"{batch} --micro-batches 4")
     add("03a  pipeline, 2 devices, each with half of the layers. F0 is the forward of part 0 of the batch, B0 its backward",
         run, *(with_first_names(row, {"copy": [f"send {what}"]})
-               for row, what in zip(run.rows().values(), ("outputs", "gradients"))))
+               for row, what in zip(run.rows.values(), ("outputs", "gradients"))))
     run = Run(build, "tensor-split", 1, two_hosts)
     add("03b  split layers, 2 ranks: each has half of fc1 to fc4. The outputs of fc2 and of fc4 are added up (sum)", run,
-        each_rank(run.rows()), of_layers(run.rows(), {}, lambda layer: "sum" if layer.kind == "forward" else "sum of gradients"))
+        each_rank(run.rows), of_layers(run.rows, {}, lambda layer: "sum" if layer.kind == "forward" else "sum of gradients"))
     run = Run(build, "04", 1, f"{two_hosts} --bucket-mb 2")
     add("04  DDP, 2 ranks, each with half of the batch: buckets of gradients are averaged while backward runs", run,
-        by_pass(run.rows()["compute"], "each rank"), plain(run.rows()["communication"], "messages"))
+        by_pass(run.rows["compute"], "each rank"), plain(run.rows["communication"], "messages"))
     run = Run(build, "05", 1, SYNCHRONISED)
-    rows = run.rows()
+    compute, sent = run.rows["compute"], run.rows["communication"]
     add("05  SyncBatchNorm, 2 ranks: layers bn1 and bn2 wait for sums over the images of both ranks", run,
-        with_layers(by_pass(rows["compute"], "each rank"), rows["compute"], 0.05 * run.end),
-        with_first_names(for_layers(rows["communication"], rows["compute"]), {"bucket 0": ["average gradients"]}))
+        with_layers(by_pass(compute, "each rank"), compute, 0.05 * run.end),
+        with_first_names(for_layers(sent, compute), {"bucket 0": ["average gradients"]}))
     run = Run(build, "06", 1, two_hosts)
     add("06  FSDP, 2 ranks: each keeps half of the weights. G1 gathers all of fc1 for a moment, R1 averages its gradients",
-        run, each_rank(run.rows()), of_layers(run.rows(), {"gather": "G", "reduce": "R"}, None))
+        run, each_rank(run.rows), of_layers(run.rows, {"gather": "G", "reduce": "R"}, None))
     run = Run(build, "07", 2, f"{two_hosts} --mesh data=2,tensor=2")
     add("07  mesh of 2 x 2 ranks: two share each layer (T: sums as in 03b), two the batch (D2 averages fc2's gradients)", run,
-        each_rank(run.rows()), of_layers(run.rows(), {"reduce": "D"}, lambda layer: (
+        each_rank(run.rows), of_layers(run.rows, {"reduce": "D"}, lambda layer: (
             layer.name.replace("fc", "T") + " of gradients" * (layer.kind == "backward"))))
     return picture("A training step of each stage", panels, {**BUCKETS, **UPDATE}, heading=(
         "Simulated, on one scale of time; a message takes 0.1 ms or more. All but 05 train one network: layers fc1 to fc4,",
@@ -244,7 +247,7 @@ def stages(build):
 def step_01(build):
     """The host is a step ahead of its device."""
     run = Run(build, "01", 1, launch=5e-5)
-    [row] = run.rows().values()
+    [row] = run.rows.values()
     moments = [at for at, *_ in run.step["hosts"][0]["enqueued"]]
     host = Row("host", [Bar(min(moments), max(moments), "the next step", HOST),
                         Bar(max(moments), run.end, "waits until the device has ended this step", PHASE)])
@@ -258,7 +261,7 @@ def step_02(build):
     """Device 0 serves the others."""
     run = Run(build, "02", 4, f"{EQUAL_LAYERS} --batch-size 256")
     return picture("A step of DataParallel on four devices",
-                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows().values()], run.end, names=True)],
+                   [Panel("", [by_pass(by_purpose(row)) for row in run.rows.values()], run.end, names=True)],
                    {**named("forward", "backward", *PURPOSES), **UPDATE})
 
 
@@ -298,7 +301,7 @@ def buckets(build):
                          ("with overlap: a bucket is sent when it is complete (below rank 0), and after the bucket before", "")):
         run = Run(build, "04", 1, "--nodes 2 --model resnet18 --batch-size 64 --bucket-mb 16 --no-broadcast-buffers "
                   f"{words}", SLOW_CABLE)
-        rows = run.rows()
+        rows = run.rows
         panels.append(Panel(title, [by_block(rows["compute"], "rank 0"), plain(rows["communication"], "messages")],
                             run.end, names=True, marks=() if words else complete(run)))
     return picture("A step of stage 04 without overlap, and with it", panels, {**BUCKETS, **UPDATE})
@@ -331,7 +334,7 @@ def ring(build):
 def syncbn(build):
     """The passes wait for the messages of bn1 and bn2."""
     run = Run(build, "05", 1, SYNCHRONISED)
-    rows = run.rows()
+    rows = run.rows
     return picture("A step of stage 05",
                    [Panel("", [plain(rows["compute"], "rank 0"), for_layers(rows["communication"], rows["compute"])],
                           run.end, names=True)], {**BUCKETS, **UPDATE})
@@ -350,11 +353,11 @@ def pairs(rows, messages, layers):
 def tensor(build):
     """Two pairs of layers: forward waits for the sum of each, backward for the second pair's."""
     run = Run(build, "tensor-split", 1, f"{EQUAL_LAYERS} --nodes 2 --batch-size 64")
-    messages = of_layers(run.rows(), {}, lambda layer: "add up " + (
+    messages = of_layers(run.rows, {}, lambda layer: "add up " + (
         f"{layer.name}'s outputs" if layer.kind == "forward" else f"the gradients of {layer.name}'s inputs"))
-    over = Row("pairs", [*pairs(run.rows(), messages, (("fc1", "fc2"), ("fc3", "fc4")))])
+    over = Row("pairs", [*pairs(run.rows, messages, (("fc1", "fc2"), ("fc3", "fc4")))])
     panel = Panel("A step of two ranks: each has half of fc1 to fc4, and all of fc5, which is small",
-                  [over, each_rank(run.rows()), messages], run.end, names=True, notes=(
+                  [over, each_rank(run.rows), messages], run.end, names=True, notes=(
         "A rank has half of fc1's outputs. Its half of fc2 reads only these, so between these two layers nothing is sent.",
         "It computes one of two summands of each of fc2's outputs. These are added up over both ranks. So are fc4's.",
         "Backward adds up once: nobody needs the gradients of fc1's inputs, the images. So fc1's backward takes half the time.",
@@ -374,7 +377,7 @@ def sharded_step(build):
         for begin, length, _, words in run.messages():
             purpose, _, layer = words.partition(" ")
             messages.append(Bar(begin, begin + length, layer, purpose or MESSAGES))
-        panels.append(Panel(title, [plain(run.rows()["compute"], "rank 0"), Row("messages", messages),
+        panels.append(Panel(title, [plain(run.rows["compute"], "rank 0"), Row("messages", messages),
                                     curve("gathered layers, and gradients until they are reduced", run, most)],
                             run.end, names=True))
     return picture("A step of stage 06 without gathering ahead, and with it", panels,
@@ -415,7 +418,7 @@ def mesh_letter(bar, end):
 def mesh(build):
     """Whom each message goes to."""
     run = Run(build, "07", 4, f"{EQUAL_LAYERS} --nodes 2 --batch-size 320 --mesh data=2,shard=2,tensor=2")
-    rows, of_mesh = run.rows(), Mesh.of(run.enqueued.metrics["mesh"])
+    rows, of_mesh = run.rows, Mesh.of(run.enqueued.metrics["mesh"])
     lanes = [plain(rows["compute"], "rank 0")]
     for axis in reversed(of_mesh.long_axes()):
         bars = [bar for bar in rows["communication"].bars if bar.along == axis]
